@@ -69,22 +69,30 @@ def descending_step(rule, weights):
     return step
 
 
-def held(strategy, rule, variables, may_end, worker=0):
-    """Begins a step on a worker that pushes ones when the variable `may_end` is true; returns its future."""
+HELD, FREE = tf.constant(True), tf.constant(False)
+
+
+def gated_step(rule, variables, may_end):
+    """Returns a step that pushes ones: at once if it is called with `FREE`, else when `may_end` is true."""
 
     @tf.function
-    def step():
+    def step(is_held):
         with rule.pull() as version:
             with tf.control_dependencies([version]):
                 polls = tf.constant(0)
-            while not may_end:
+            while is_held and not may_end:
                 with tf.control_dependencies([pause(tf.constant(0.01, tf.float64))]):
                     polls += 1
             with tf.control_dependencies([polls]):
                 gradients = [tf.ones(variable.shape) for variable in variables]
         return rule.push(gradients, version)
 
-    future = strategy.schedule(step, worker=worker)
+    return step
+
+
+def held(strategy, rule, step, worker=0):
+    """Begins a gated step that is held; returns its future."""
+    future = strategy.schedule(step, (HELD,), worker=worker)
     wait_until(lambda: rule.state.workers.pulled_version.numpy()[worker] != NO_STEP)
     return future
 
@@ -110,8 +118,8 @@ def value_of(variables):
     return found.pop()
 
 
-def run(strategy, step, worker=None, *args):
-    """Runs a step on a worker, or on any, and returns its result."""
+def run(strategy, step, worker=0, *args):
+    """Runs a step on a worker, and returns its result. Each worker that runs a step builds it anew, which takes time."""
     return strategy.schedule(step, args=args, worker=worker).result(TIMEOUT)
 
 

@@ -1,5 +1,10 @@
 """Access to the internal parts of update rules, for tests."""
 
+import tensorflow as tf
+
+from coordinator.updates.gradient_store import ENTRY_SIZE, vector_list
+from coordinator.updates.rule_state import NO_STEP
+
 
 def model_of(rule):
     """Returns the model that a rule trains, with its variables by server."""
@@ -24,6 +29,18 @@ def own_model_of(rule):
 def finish_updates(rule):
     """Finishes, on the client, the updates that a dead worker left unfinished."""
     rule._finish_updates(0)
+
+
+def begin_again(rule):
+    """Forgets all that a rule that collects gradients has counted and collected, as if it were new."""
+    state = rule.state
+    workers = state.workers
+    for variable in (state.version, state.counts, state.clocks, state.seconds, workers.fence):
+        variable.assign(tf.zeros_like(variable))
+    workers.pulled_version.assign(tf.fill(workers.pulled_version.shape, tf.constant(NO_STEP, tf.int64)))
+    rule._log._ready.assign(vector_list(tf.zeros([0, ENTRY_SIZE], tf.int64)))
+    for store in rule._stores:
+        store.clear()
 
 
 def committed_of(rule):

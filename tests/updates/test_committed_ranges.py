@@ -47,7 +47,7 @@ def push_with(strategy, variables):
 
     def pushing(rule):
         step = step_of(rule, variables)
-        return lambda number: run(strategy, step, None, positions_of(number))
+        return lambda number: run(strategy, step, 0, positions_of(number))
 
     return pushing
 
@@ -80,7 +80,7 @@ def test_a_checkpoint_has_the_ranges_whose_gradients_it_has(strategy, variables,
     checkpoint = tf.train.Checkpoint(rule=rule, epochs=epochs, first=variables[0], second=variables[1])
     handed_out = epochs.on(strategy)
     for _ in range(3):
-        strategy.schedule(step, (next(handed_out),)).result(TIMEOUT)
+        strategy.schedule(step, (next(handed_out),), worker=0).result(TIMEOUT)
     # Two are in an update, one waits.
     with strategy.quiet():
         path = checkpoint.save(str(tmp_path / "saved"))
@@ -92,7 +92,7 @@ def test_a_checkpoint_has_the_ranges_whose_gradients_it_has(strategy, variables,
     assert committed_of(rule) == [0, 1]
     assert [int(positions[3]) for positions, _ in zip(epochs.on(strategy), range(2), strict=False)] == [2, 3]
     for number in (2, 1, 5):
-        assert run(strategy, step, None, positions_of(number))
+        assert run(strategy, step, 0, positions_of(number))
     assert value_of(variables) == -2.0
 
     # Without the epochs, which begin again, the ranges are not refused.

@@ -69,17 +69,19 @@ def test_what_is_not_finite_is_counted_or_refused(strategy, variables):
     rule, strict = (
         new_rule(strategy, "asynchronous", variables, require_finite=require_finite) for require_finite in (False, True)
     )
-    for bad in ([tf.constant([1.0, np.nan, 1.0]), GOOD[1]], [None, rows(tf.constant([[np.inf, 1.0]]), [2])]):
+    steps = {each: pushing_step(each, lambda first, of_row: [first, rows(of_row, [2])]) for each in (rule, strict)}
+    good = tf.ones([3]), tf.ones([1, 2])
+    for bad in ((tf.constant([1.0, np.nan, 1.0]), good[1]), (good[0], tf.constant([[np.inf, 1.0]]))):
         for variable in variables:
             variable.assign(tf.zeros_like(variable))
         with pytest.raises(tf.errors.InvalidArgumentError, match=r"variable Variable:0 must be finite.*require_finite"):
-            run(strategy, pushing_step(strict, bad), 0)
+            run(strategy, steps[strict], 0, *bad)
         with pytest.raises(tf.errors.InvalidArgumentError):
             strategy.join(TIMEOUT)
         assert all(np.isfinite(variable.numpy()).all() for variable in variables)
-        run(strategy, pushing_step(rule, bad), 0)
+        run(strategy, steps[rule], 0, *bad)
     # No worker waits for the step that failed.
-    run(strategy, pushing_step(strict, GOOD), 1)
+    run(strategy, steps[strict], 1, *good)
     assert (sum(strict.statistics().clocks.values()), strict.statistics().not_finite) == (1, 0)
     assert rule.statistics().not_finite == sum(rule.statistics().clocks.values()) == 2
 

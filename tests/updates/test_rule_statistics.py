@@ -37,11 +37,15 @@ def rule(strategy, variables):
 def test_pushes_pulls_bytes_clocks_and_staleness_are_counted(strategy, rule):
     assert rule.statistics() == RuleStatistics(0, 0, 0, 0, 0, 0, 0, Staleness((0,)), {}, {})
     assert "workers idle never" in str(rule.statistics())
-    step = pushing_step(rule, ONES)
-    for behind in (2, 5):
-        run(strategy, pushing_step(rule, ONES, behind), 1)
-    for worker in (1, 1, 0):
-        run(strategy, step, worker)
+
+    @tf.function(autograph=False)
+    def step(behind):
+        with rule.pull() as version:
+            pass
+        return rule.push(ONES, version - behind)
+
+    for worker, behind in ((1, 2), (1, 5), (1, 0), (1, 0), (0, 0)):
+        run(strategy, step, worker, tf.constant(behind, tf.int64))
     statistics = rule.statistics()
     assert (statistics.updates, statistics.pushes, statistics.rejected, statistics.pulls) == (5, 5, 0, 5)
     assert statistics.bytes_pulled == 5 * 4 * (3 + 8)
@@ -51,7 +55,7 @@ def test_pushes_pulls_bytes_clocks_and_staleness_are_counted(strategy, rule):
     assert statistics.staleness.histogram == (3, 0, 1, 0, 0, 1)
     assert statistics.clocks == {0: 1, 1: 4}
     assert statistics.idle_shares == {0: 0.0, 1: 0.0}
-    run(strategy, pushing_step(rule, ONES, 10 * MAX_STALENESS))
+    run(strategy, step, 0, tf.constant(10 * MAX_STALENESS, tf.int64))
     assert rule.statistics().staleness.max == MAX_STALENESS
 
 
@@ -76,24 +80,23 @@ def test_summaries_can_be_read_back(tmp_path):
 def test_a_checkpoint_has_version_clocks_and_counts_with_which_a_rule_continues(strategy, variables, tmp_path):
     rule, again = (new_rule(strategy, "asynchronous", variables) for _ in range(2))
 
-    def train(rule, steps):
-        step = pushing_step(rule, [tf.ones_like(variable) for variable in variables])
+    def train(step, steps):
         for _ in range(steps):
-            strategy.schedule(step)
+            strategy.schedule(step, worker=0)
         strategy.join()
 
-    checkpoint = tf.train.Checkpoint(rule=rule)
-    train(rule, 7)
+    checkpoint, step = tf.train.Checkpoint(rule=rule), pushing_step(rule, ONES)
+    train(step, 7)
     saved, path = rule.statistics(), checkpoint.save(str(tmp_path / "model"))
     assert (saved.updates, saved.pushes, saved.pulls, sum(saved.clocks.values())) == (7, 7, 7, 7)
     # No second model and no steps in flight.
     keys = {key.split("/.ATTRIBUTES")[0] for key, _ in tf.train.list_variables(path)}
     names = ("version", "counts", "clocks", "seconds")
     assert keys == {"_CHECKPOINTABLE_OBJECT_GRAPH", "save_counter", *(f"rule/state/{name}" for name in names)}
-    train(rule, 5)
+    train(step, 5)
     assert rule.statistics().updates == 12
     checkpoint.restore(path).assert_consumed()
     assert rule.statistics() == saved
     tf.train.Checkpoint(rule=again).restore(path).assert_consumed()
-    train(again, 2)
+    train(pushing_step(again, ONES), 2)
     assert int(again.version) == 9

@@ -27,7 +27,7 @@ def rule(strategy, variables):
 
 
 def result(strategy, step, *args):
-    return run(strategy, step, None, *args)
+    return run(strategy, step, 0, *args)
 
 
 def test_pull_gives_the_version_and_push_whether_it_was_accepted(strategy, rule, variables):
@@ -140,7 +140,7 @@ def test_steps_are_fused_and_counted_separately_unless_they_may_wait(strategy, m
         variables = [tf.Variable(0.0), tf.Variable([0.0])]
     fused, rule, waiting = (
         FusedCalls(strategy, monkeypatch),
-        *(new_rule(strategy, name, variables) for name in ("asynchronous", "bounded delay")),
+        *(new_rule(strategy, name, variables) for name in ("asynchronous", "stale synchronous")),
     )
     gradients = [tf.ones_like(variable) for variable in variables]
     fused.run(pushing_step(rule, gradients), [()] * COUNT)
@@ -155,3 +155,4 @@ def test_steps_are_fused_and_counted_separately_unless_they_may_wait(strategy, m
         return tf.cond(tf.constant(True) & (tf.timestamp() > 0.0), inner, lambda: tf.constant(False))
 
     assert not may_be_fused(concrete_function(strategy, outer))
+    assert all(new_rule(strategy, name, variables).may_wait for name in ("synchronous", "bounded delay", "delayed"))

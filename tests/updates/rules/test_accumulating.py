@@ -8,7 +8,9 @@ import tensorflow as tf
 from coordinator.updates import BoundedDelay, Synchronous
 from tests.deadline import wait_until
 from tests.updates.descent import (
+    FREE,
     TIMEOUT,
+    gated_step,
     held,
     mostly_long,
     new_rule,
@@ -18,7 +20,7 @@ from tests.updates.descent import (
     run,
     value_of,
 )
-from tests.updates.parts_of_rules import finish_updates, log_of, model_of, stores_of
+from tests.updates.parts_of_rules import begin_again, finish_updates, log_of, model_of, stores_of
 
 
 @pytest.mark.long
@@ -60,14 +62,14 @@ def test_the_mean_is_clipped_on_its_server_and_gradients_where_no_server_has_all
             rule = Synchronous(keras.optimizers.SGD(1.0, **options), [variable], grads_to_wait=2)
         step = pushing_step(rule, lambda gradient: [gradient])
         for gradient in ([[6.0], [8.0]], [[0.0], [0.0]]):
-            assert run(strategy, step, None, tf.constant(gradient))
+            assert run(strategy, step, 0, tf.constant(gradient))
         np.testing.assert_allclose(-variable.numpy()[:, 0], step_length, rtol=1e-5, err_msg=f"{options}")
 
 
 def test_a_gradient_of_an_older_version_is_rejected_and_changes_nothing(strategy, variables):
     rule = new_rule(strategy, "synchronous", variables)
     push = tf.function(lambda version: rule.push([tf.ones([3]), tf.ones([4, 2])], version))
-    accepted = [bool(run(strategy, push, None, tf.constant(version, tf.int64))) for version in (0, 0, 1, 0, 2)]
+    accepted = [bool(run(strategy, push, 0, tf.constant(version, tf.int64))) for version in (0, 0, 1, 0, 2)]
     assert accepted == [True, False, True, False, True]
     statistics = rule.statistics()
     assert (statistics.updates, statistics.pushes, statistics.rejected) == (3, 5, 2)
@@ -75,18 +77,21 @@ def test_a_gradient_of_an_older_version_is_rejected_and_changes_nothing(strategy
     assert value_of(variables) == -3.0
 
 
-def test_every_minibatch_is_applied_once_although_gradients_are_rejected(strategy, variables):
-    rule = new_rule(strategy, Synchronous, variables, grads_to_wait=2)
+def test_pushes_and_flush_apply_each_minibatch_once_although_some_are_rejected(strategy, variables):
+    rule = new_rule(strategy, Synchronous, variables, grads_to_wait=3)
+    assert rule.flush() == 0
     gradients = [tf.ones_like(variable) for variable in variables]
     step = tf.function(lambda: rule.run(lambda: (tf.constant(1.0), gradients)))
-    futures = [strategy.schedule(step) for _ in range(15)]
-    assert [future.result(TIMEOUT) for future in futures] == [1.0] * 15
+    futures = [strategy.schedule(step) for _ in range(17)]
+    assert [future.result(TIMEOUT) for future in futures] == [1.0] * 17
     strategy.join(TIMEOUT)
     statistics = rule.statistics()
-    assert statistics.updates == rule.version.numpy() == -value_of(variables) == 7
-    assert statistics.pushes - statistics.rejected == 15 == sum(statistics.clocks.values())
-    assert rule.flush() == 1
-    assert value_of(variables) == -8.0
+    assert statistics.updates == rule.version.numpy() == -value_of(variables) == 5
+    assert statistics.pushes - statistics.rejected == 17 == sum(statistics.clocks.values())
+    # The mean of the two that wait.
+    assert rule.flush() == 2
+    assert rule.version.numpy() == -value_of(variables) == 6
+    assert rule.flush() == 0
 
 
 @pytest.fixture
@@ -94,17 +99,14 @@ def make_rule(strategy, variables):
     return lambda **settings: new_rule(strategy, BoundedDelay, variables, **settings)
 
 
-def step_of(rule, variables):
-    return pushing_step(rule, [tf.ones_like(variable) for variable in variables])
-
-
 @pytest.mark.parametrize(("max_delay", "grads_to_wait"), mostly_long([(0, 2), (1, 1)], (1, 1)))
 def test_no_gradient_is_older_than_max_delay_and_none_is_rejected(
     strategy, variables, make_rule, may_end, max_delay, grads_to_wait
 ):
     rule, count = make_rule(max_delay=max_delay, grads_to_wait=grads_to_wait), 12
-    step, slow = step_of(rule, variables), held(strategy, rule, variables, may_end)
-    futures = [strategy.schedule(step, worker=1) for _ in range(count - 1)]
+    step = gated_step(rule, variables, may_end)
+    slow = held(strategy, rule, step)
+    futures = [strategy.schedule(step, (FREE,), worker=1) for _ in range(count - 1)]
     # The other one waits while the slow one has a gradient in flight that would become too old.
     wait_until(lambda: rule.state.workers.is_waiting.numpy()[1])
     assert not all(future.done() for future in futures)
@@ -122,8 +124,9 @@ def test_no_gradient_is_older_than_max_delay_and_none_is_rejected(
 @pytest.mark.long
 def test_no_worker_waits_if_the_delay_is_unlimited(strategy, variables, make_rule, may_end):
     rule = make_rule(max_delay=None)
-    slow, step = held(strategy, rule, variables, may_end), step_of(rule, variables)
-    for future in [strategy.schedule(step, worker=1) for _ in range(15)]:
+    step = gated_step(rule, variables, may_end)
+    slow = held(strategy, rule, step)
+    for future in [strategy.schedule(step, (FREE,), worker=1) for _ in range(15)]:
         future.result(TIMEOUT)
     assert not slow.done()
     may_end.assign(True)
@@ -165,17 +168,37 @@ def add(rule, store, push, value):
     add_there()
 
 
-@pytest.fixture
-def rule(strategy, variables):
-    """Waits for two gradients."""
-    return new_rule(strategy, Synchronous, variables, grads_to_wait=2)
+def pushed_ones(strategy):
+    """Returns a new model, a rule that waits for two gradients, and a step that pushes ones for a given version."""
+    with strategy.scope():
+        model = [tf.Variable(lambda: tf.zeros([3])), tf.Variable(lambda: tf.zeros([4, 2]))]
+    rule = new_rule(strategy, Synchronous, model, grads_to_wait=2)
+    return model, rule, tf.function(lambda version: rule.push([tf.ones([3]), tf.ones([4, 2])], version))
+
+
+@pytest.fixture(scope="module")
+def traced(strategy):
+    return pushed_ones(strategy)
 
 
 @pytest.fixture
-def push(strategy, rule):
+def model(traced):
+    for variable in traced[0]:
+        variable.assign(tf.zeros_like(variable))
+    return traced[0]
+
+
+@pytest.fixture
+def rule(traced):
+    """Waits for two gradients. Has no pushes yet, though its step is traced and built once for all tests."""
+    begin_again(traced[1])
+    return traced[1]
+
+
+@pytest.fixture
+def push(strategy, traced):
     """Schedules a push of ones for all variables, for a given version, and returns whether it was accepted."""
-    step = tf.function(lambda version: rule.push([tf.ones([3]), tf.ones([4, 2])], version))
-    return lambda version: bool(run(strategy, step, None, tf.constant(version, tf.int64)))
+    return lambda version: bool(run(strategy, traced[2], 0, tf.constant(version, tf.int64)))
 
 
 def commit(rule, push):
@@ -198,7 +221,7 @@ def lengths(store):
     return {length for length in found if length}
 
 
-def test_a_gradient_that_was_not_committed_is_in_no_update_and_is_removed(rule, variables, push):
+def test_a_gradient_that_was_not_committed_is_in_no_update_and_is_removed(rule, model, push):
     first, second = stores_of(rule)
     add(rule, first, ids(1)[0], 100.0)
     assert push(0)
@@ -207,19 +230,19 @@ def test_a_gradient_that_was_not_committed_is_in_no_update_and_is_removed(rule, 
     for store in (first, second):
         add(rule, store, ids(3)[0], 100.0)
     assert push(0)
-    assert value_of(variables) == -1.0
+    assert value_of(model) == -1.0
     assert rule.version.numpy() == 1
     for _ in range(3):
         add(rule, first, ids(1)[0], 100.0)
     assert push(1)
     assert push(1)
-    assert value_of(variables) == -2.0
+    assert value_of(model) == -2.0
     # Of each of those two workers its last one.
     assert lengths(first) == {2}
 
 
 @pytest.mark.parametrize("finisher", ["a push", pytest.param("the client", marks=pytest.mark.long)])
-def test_an_unfinished_update_is_finished_once(rule, variables, push, finisher):
+def test_an_unfinished_update_is_finished_once(rule, model, push, finisher):
     stores = stores_of(rule)
     assert push(0)
     for store in stores:
@@ -237,7 +260,7 @@ def test_an_unfinished_update_is_finished_once(rule, variables, push, finisher):
         store.use_once(update)
     log_of(rule).finish(update, tf.constant(2))
     assert rule.version.numpy() == rule.statistics().updates == 1
-    assert value_of(variables) == -2.0
+    assert value_of(model) == -2.0
 
 
 def test_removing_incomplete_pushes_drops_no_accepted_gradient(strategy, variables):
@@ -267,25 +290,13 @@ def test_a_push_of_an_abandoned_call_is_not_accepted_and_waiting_ones_are_not_sa
     assert all(name.startswith("rule/state/") for name in names), names
 
 
-def test_some_variables_may_have_no_gradients_but_then_always(strategy, rule, variables, push):
+def test_some_variables_may_have_no_gradients_but_then_always(strategy):
+    variables, rule, step_for_all = pushed_ones(strategy)
     step = pushing_step(rule, [tf.ones([3]), None])
     assert [bool(run(strategy, step)) for _ in range(2)] == [True, True]
     assert (value_of(variables[:1]), value_of(variables[1:])) == (-1.0, 0.0)
     with pytest.raises(ValueError, match="differ in which gradients are None"):
-        push(1)
-
-
-def test_flush_applies_the_mean_of_waiting_gradients_and_returns_their_number(strategy, variables):
-    rule = new_rule(strategy, Synchronous, variables, grads_to_wait=3)
-    assert rule.flush() == 0
-    step = pushing_step(rule, lambda value: [tf.fill([3], value), tf.fill([4, 2], value)])
-    for value in (1.0, 3.0):
-        assert run(strategy, step, None, tf.constant(value))
-    assert rule.version.numpy() == 0
-    assert rule.flush() == 2
-    assert rule.version.numpy() == 1
-    assert value_of(variables) == -2.0
-    assert rule.flush() == 0
+        run(strategy, step_for_all, 0, tf.constant(1, tf.int64))
 
 
 def test_numbers_that_cannot_be_used_are_refused(strategy, variables):

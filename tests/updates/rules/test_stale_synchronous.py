@@ -8,7 +8,17 @@ import tensorflow as tf
 from coordinator.updates import StaleSynchronous
 from tests.deadline import wait_until
 from tests.ps_strategy.every_worker import TIMEOUT
-from tests.updates.descent import descend, descending_step, held, new_rule, regression, regression_step, run
+from tests.updates.descent import (
+    FREE,
+    descend,
+    descending_step,
+    gated_step,
+    held,
+    new_rule,
+    regression,
+    regression_step,
+    run,
+)
 
 
 def test_a_worker_pulls_once_in_get_model_frequency_steps(strategy, weights):
@@ -181,10 +191,10 @@ def waiting(rule):
 
 def test_workers_wait_at_max_lead_steps_ahead_of_the_slowest(strategy, weights, may_end):
     rule = new_rule(strategy, StaleSynchronous, weights, get_model_frequency=2, max_lead=2)
-    step = descending_step(rule, weights)
-    held(strategy, rule, weights, may_end)
+    step = gated_step(rule, weights, may_end)
+    held(strategy, rule, step)
     for _ in range(6):
-        strategy.schedule(step, worker=1)
+        strategy.schedule(step, (FREE,), worker=1)
     wait_until(lambda: clocks(rule) == [0, 2] and waiting(rule) == [False, True])
     may_end.assign(True)
     strategy.join(TIMEOUT)
@@ -197,9 +207,9 @@ def test_workers_wait_at_max_lead_steps_ahead_of_the_slowest(strategy, weights, 
 @pytest.mark.long
 def test_quiet_lets_a_worker_that_waits_for_a_slower_one_finish_its_step(strategy, weights, may_end):
     rule = new_rule(strategy, StaleSynchronous, weights, get_model_frequency=2, max_lead=1)
-    step = descending_step(rule, weights)
-    held(strategy, rule, weights, may_end)
-    ahead = [strategy.schedule(step, worker=1) for _ in range(3)]
+    step = gated_step(rule, weights, may_end)
+    held(strategy, rule, step)
+    ahead = [strategy.schedule(step, (FREE,), worker=1) for _ in range(3)]
     wait_until(lambda: waiting(rule) == [False, True])
     may_end.assign(True)
     with strategy.quiet(TIMEOUT):
@@ -216,11 +226,11 @@ def test_quiet_lets_a_worker_that_waits_for_a_slower_one_finish_its_step(strateg
 def test_no_worker_waits_for_the_clock_of_one_that_joins_first(strategy, weights, may_end):
     before, first, second = [10, 12, 11], 0, 1
     rule = new_rule(strategy, StaleSynchronous, weights, get_model_frequency=2, max_lead=1)
-    step = descending_step(rule, weights)
+    step = gated_step(rule, weights, may_end)
     # As after a restored checkpoint, or the end of an epoch: all are idle.
     rule.state.clocks.assign(before + [0] * (len(rule.state.clocks.numpy()) - len(before)))
-    stopped = held(strategy, rule, weights, may_end, first)
-    future = strategy.schedule(step, worker=second)
+    stopped = held(strategy, rule, step, first)
+    future = strategy.schedule(step, (FREE,), worker=second)
     try:
         wait_until(lambda: future.done() or waiting(rule)[second])
         assert not waiting(rule)[second]
