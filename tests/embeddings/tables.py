@@ -59,7 +59,8 @@ class Trainer:
         gradient = np.broadcast_to(np.asarray(gradient, np.float32), [*keys.shape, DIM])
         if self._strategy is None:
             return np.asarray(self._step(tf.constant(keys), tf.constant(gradient)))
-        return np.asarray(self._strategy.schedule(self._step, args=(keys, gradient)).result(TIMEOUT))
+        # Each worker builds a step anew, which takes time.
+        return np.asarray(self._strategy.schedule(self._step, args=(keys, gradient), worker=0).result(TIMEOUT))
 
 
 def wait_recovered(strategy: ParameterServerStrategy, recovered: Sequence[Any]) -> None:

@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 
 from coordinator.embeddings import Embedding, Uniform
+from coordinator.embeddings.table_settings import as_integers
 from tests.embeddings.tables import DIM, TIMEOUT, Trainer, make_table
 
 KEYS = [3, 10**15, -7]
@@ -17,9 +18,7 @@ WEIGHTS = tf.ragged.constant([[1.0, 2.0, 0.5], [], [4.0]])
 def table(shared_cluster, strategy):
     """A table with rows for `KEYS`, the strings in `test_strings_are_keys`, and 0 and 5."""
     table = make_table(strategy)
-    trainer = Trainer(strategy, table)
-    trainer.train([*KEYS, 0, 5])
-    trainer.train([["a", ""]])
+    Trainer(strategy, table).train([*KEYS, 0, 5, *as_integers(["a", ""]).numpy()])
     return table
 
 

@@ -77,7 +77,21 @@ def test_keys_get_rows_in_training_alone(strategy):
     keys = tf.constant([3, 10**15, -7], tf.int64)
     np.testing.assert_array_equal(table.lookup(keys), np.full([3, DIM], 0.25))
     assert table.size() == 0
-    rows = Trainer(strategy, table).train([[3, 10**15], [-7, 3]])
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 2], tf.int64), tf.TensorSpec([None], tf.int64)])
+    def step(keys, others):
+        with tf.GradientTape() as tape:
+            rows = table.lookup(keys, training=True)
+            loss = tf.reduce_sum(rows) + tf.reduce_sum(table.lookup(others, training=True))
+        gradient = tape.gradient(loss, table.variable)
+        table.apply_gradients(gradient)
+        return rows, gradient.dense_shape
+
+    def train(*given):
+        return strategy.schedule(step, [np.array(each, np.int64) for each in given], worker=0).result(TIMEOUT)
+
+    rows, shape = train([[3, 10**15], [-7, 3]], [])
+    assert np.array(shape).tolist() == [1000, DIM]
     np.testing.assert_allclose(rows, initial(3, 10**15, -7, 3).reshape(2, 2, DIM))
     assert table.size() == 3
     # The gradient of key 3 is the sum of its two places.
@@ -88,17 +102,8 @@ def test_keys_get_rows_in_training_alone(strategy):
     assert (statistics.size, statistics.admitted, statistics.steps, statistics.dropped) == (3, 3, 1, 0)
     # A row, its key, stamp, and place on the list of free ones.
     assert statistics.bytes == 3 * (DIM * 4 + 8 + 8 + 8)
-
-    @tf.function
-    def several_look_ups():
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_sum(table.lookup([1, 2], training=True)) + tf.reduce_sum(table.lookup([2], training=True))
-        gradient = tape.gradient(loss, table.variable)
-        table.apply_gradients(gradient)
-        return gradient.dense_shape
-
-    assert strategy.schedule(several_look_ups).result(TIMEOUT).tolist() == [1000, DIM]
-    # They add up.
+    # Gradients of several look-ups add up.
+    train([[1, 2]], [2])
     np.testing.assert_allclose(table.lookup([1, 2]) - initial(1, 2), [[-0.5] * DIM, [-1.0] * DIM], atol=1e-6)
 
 

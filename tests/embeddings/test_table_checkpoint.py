@@ -28,21 +28,21 @@ def content_of(table):
     return rows, waiting, table.statistics()
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def table():
+    """Its functions are built once for two tests, of which each begins with any rows."""
     return make_table(None, optimizer=keras.optimizers.Adagrad(0.1), admission=MinCount(2), eviction=OlderThan(2))
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def trainer(table):
-    trainer = Trainer(None, table)
-    for first in (0, 0, 50, 50, 120):
-        trainer.train(np.arange(first, first + 80) * 7)
-    return trainer
+    return Trainer(None, table)
 
 
 @pytest.mark.unconnected
 def test_a_table_is_restored_with_rows_slots_stamps_waiting_keys_and_counts(table, trainer, tmp_path):
+    for first in (0, 0, 50, 50, 120):
+        trainer.train(np.arange(first, first + 80) * 7)
     assert table.evict() > 0
     table.learning_rate = 0.05
     before = content_of(table)
@@ -72,8 +72,9 @@ def test_a_table_is_restored_with_rows_slots_stamps_waiting_keys_and_counts(tabl
 
 @pytest.mark.unconnected
 def test_a_checkpoint_and_its_deltas_are_the_table_with_evictions(table, trainer, tmp_path):
-    checkpoint = tf.train.Checkpoint(table=table)
-    full = checkpoint.write(str(tmp_path / "full"))
+    for first in (0, 0, 50, 50, 120):
+        trainer.train(np.arange(first, first + 80) * 7)
+    full = tf.train.Checkpoint(table=table).write(str(tmp_path / "full"))
     moments = []
     for number in range(2):
         for first in (200, 200, 10 * number, 330):

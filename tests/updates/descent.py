@@ -119,7 +119,7 @@ def value_of(variables):
 
 
 def run(strategy, step, worker=0, *args):
-    """Runs a step on a worker, and returns its result. Each worker that runs a step builds it anew, which takes time."""
+    """Runs a step on a worker, and returns its result. Each worker builds a step anew, which takes time."""
     return strategy.schedule(step, args=args, worker=worker).result(TIMEOUT)
 
 
