@@ -181,6 +181,15 @@ def test_wrong_arguments_are_refused(strategy, weights):
 WORKERS = 2
 
 
+@pytest.fixture(scope="module")
+def gated(strategy):
+    """A rule that lets workers lead by two steps, its gated step, built once for two tests, and what ends held steps."""
+    with strategy.scope():
+        weights, may_end = [tf.Variable([0.0, 0.0]), tf.Variable(0.0)], tf.Variable(False, trainable=False)
+    rule = new_rule(strategy, StaleSynchronous, weights, get_model_frequency=2, max_lead=2)
+    return rule, gated_step(rule, weights, may_end), may_end
+
+
 def clocks(rule):
     return rule.state.clocks.numpy()[:WORKERS].tolist()
 
@@ -189,9 +198,10 @@ def waiting(rule):
     return rule.state.workers.is_waiting.numpy()[:WORKERS].tolist()
 
 
-def test_workers_wait_at_max_lead_steps_ahead_of_the_slowest(strategy, weights, may_end):
-    rule = new_rule(strategy, StaleSynchronous, weights, get_model_frequency=2, max_lead=2)
-    step = gated_step(rule, weights, may_end)
+def test_workers_wait_at_max_lead_steps_ahead_of_the_slowest(strategy, gated):
+    rule, step, may_end = gated
+    may_end.assign(False)
+    rule.state.clocks.assign(tf.zeros_like(rule.state.clocks))
     held(strategy, rule, step)
     for _ in range(6):
         strategy.schedule(step, (FREE,), worker=1)
@@ -223,10 +233,10 @@ def test_quiet_lets_a_worker_that_waits_for_a_slower_one_finish_its_step(strateg
     assert weights[1].numpy() == -4
 
 
-def test_no_worker_waits_for_the_clock_of_one_that_joins_first(strategy, weights, may_end):
+def test_no_worker_waits_for_the_clock_of_one_that_joins_first(strategy, gated):
     before, first, second = [10, 12, 11], 0, 1
-    rule = new_rule(strategy, StaleSynchronous, weights, get_model_frequency=2, max_lead=1)
-    step = gated_step(rule, weights, may_end)
+    rule, step, may_end = gated
+    may_end.assign(False)
     # As after a restored checkpoint, or the end of an epoch: all are idle.
     rule.state.clocks.assign(before + [0] * (len(rule.state.clocks.numpy()) - len(before)))
     stopped = held(strategy, rule, step, first)
