@@ -37,6 +37,11 @@ ENDING_TIMEOUT = 15.0
 SETTLING_TIMEOUT = 60.0
 
 
+def pytest_collection() -> None:
+    """Collects no garbage while the tests are imported: there is little, and looking for it takes a second."""
+    gc.disable()
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Marks the tests of the shared cluster, and sorts the tests by what they need."""
     for item in items:
@@ -56,6 +61,7 @@ def pytest_collection_finish() -> None:
     """Excludes what importing the tests has created, TensorFlow's modules above all, from garbage collections."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(autouse=True)

@@ -114,6 +114,13 @@ PRIVATE_NAMES = ("keras.src", "tensorflow.__internal__", "tensorflow.compiler", 
 FOLDERS_FOR_PRIVATE_NAMES = ("ps_strategy/tensorflow_internals", "ps_strategy/keras/internals")
 
 
+def root_of(node: ast.AST) -> str:
+    """Returns the name at the beginning of `name.attribute...`; "" if something else is there."""
+    while isinstance(node, ast.Attribute):
+        node = node.value
+    return node.id if isinstance(node, ast.Name) else ""
+
+
 def private_names(tree: ast.AST) -> list[str]:
     """Returns the private names of TensorFlow and Keras that a file imports, or reaches through an import."""
     aliases: dict[str, str] = {}
@@ -124,12 +131,12 @@ def private_names(tree: ast.AST) -> list[str]:
             module = f"{node.module}." if isinstance(node, ast.ImportFrom) else ""
             aliases |= {alias.asname or alias.name: f"{module}{alias.name}" for alias in node.names}
             names += [f"{module}{alias.name}" for alias in node.names]
-        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
+        elif isinstance(node, ast.Call) and "import_module" in (vars(node.func).get(key) for key in ("attr", "id")):
             names.append(ast.unparse(node.args[0]).strip("'\""))
     for node in nodes:
-        if isinstance(node, ast.Attribute):
+        if isinstance(node, ast.Attribute) and aliases.get(root_of(node), "").startswith(("tensorflow", "keras")):
             name, _, rest = ast.unparse(node).partition(".")
-            names.append(f"{aliases.get(name, name)}.{rest}")
+            names.append(f"{aliases[name]}.{rest}")
     return [name for name in names if f"{name}.".startswith(tuple(f"{private}." for private in PRIVATE_NAMES))]
 
 

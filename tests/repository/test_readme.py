@@ -1,6 +1,8 @@
 """Tests of the README: its program and its fragments run."""
 
+import contextlib
 import re
+import runpy
 import textwrap
 from pathlib import Path
 
@@ -14,13 +16,34 @@ from tests.pages import snippets
 from tests.program_runner import COORDINATOR, ProgramRunner
 
 
-@pytest.mark.cluster
-def test_the_program_of_the_readme_runs_as_written(run_program: ProgramRunner, tmp_path: Path) -> None:
-    (tmp_path / "program.py").write_text(snippets("README.md")[0], encoding="utf-8")
-    printed = run_program(COORDINATOR, "run", "--workers", 2, tmp_path / "program.py").stdout
+def program_of_the_readme(folder: Path) -> Path:
+    path = folder / "program.py"
+    path.write_text(snippets("README.md")[0], encoding="utf-8")
+    return path
+
+
+def check_output(printed: str) -> None:
     steps, slope, loss = re.search(r"^(\d+) steps, slope (\S+), last loss (\S+)$", printed, re.MULTILINE).groups()
     assert (int(steps), float(slope)) == (200, pytest.approx(3.0, abs=0.05))
     assert float(loss) < 0.01
+
+
+@pytest.mark.cluster
+@pytest.mark.long
+def test_the_program_of_the_readme_runs_as_written(run_program: ProgramRunner, tmp_path: Path) -> None:
+    check_output(run_program(COORDINATOR, "run", "--workers", 2, program_of_the_readme(tmp_path)).stdout)
+
+
+def test_the_program_of_the_readme_trains(
+    strategy: coordinator.ParameterServerStrategy,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    # A process has one strategy, which other tests use, too.
+    monkeypatch.setattr(coordinator, "ParameterServerStrategy", lambda _: contextlib.nullcontext(strategy))
+    runpy.run_path(str(program_of_the_readme(tmp_path)))
+    check_output(capsys.readouterr().out)
 
 
 @pytest.mark.long

@@ -27,7 +27,7 @@ def skeleton(text: str) -> tuple[str, list[float]]:
         pytest.param(
             *found,
             id=found[0][20:60],
-            marks=[pytest.mark.long] if "--sweep" in found[0] else [],
+            marks=[pytest.mark.long] if "--sweep" in found[0] or "--compare" in found[0] else [],
         )
         for found in COMMANDS
     ],

@@ -54,6 +54,19 @@ def poll_until(is_true):
     return tf.while_loop(lambda polls: (polls < MAX_POLLS) & ~is_true(), poll_again, [tf.constant(0)])[0]
 
 
+def averaged(order):
+    """Returns the models of workers that take turns in an order, their mean, and the staleness of each averaging."""
+    own, base, shared, seen, staleness = {}, {}, 0.0, {}, []
+    for version, worker in enumerate(order):
+        seen.setdefault(worker, version)
+        change = own.setdefault(worker, shared) - base.setdefault(worker, shared)
+        shared += change / len(own)
+        base[worker], own[worker] = shared, shared + version + 1
+        staleness.append(version - seen[worker])
+        seen[worker] = version + 1
+    return own, shared, staleness
+
+
 def test_what_a_worker_has_changed_moves_the_mean_where_its_model_then_begins(strategy, weights, turn):
     """Workers take turns inside one function each, so that none is idle; compared with the same on plain numbers."""
     order = [0, 1, 0, 0, 1, 1, 0, 1]
@@ -69,18 +82,10 @@ def test_what_a_worker_has_changed_moves_the_mean_where_its_model_then_begins(st
                 turn.assign_add(1)
         poll_until(lambda: turn.read_value() >= len(order))
 
-    turns = [tf.constant(np.flatnonzero(np.equal(order, worker)), tf.int64) for worker in range(2)]
-    futures = [strategy.schedule(steps, (turns[worker],), worker=worker) for worker in range(2)]
+    futures = [strategy.schedule(steps, (np.flatnonzero(np.equal(order, each)),), worker=each) for each in range(2)]
     [future.result(TIMEOUT) for future in futures]
 
-    own, base, shared, seen, staleness = {}, {}, 0.0, {}, []
-    for version, worker in enumerate(order):
-        seen.setdefault(worker, version)
-        change = own.setdefault(worker, shared) - base.setdefault(worker, shared)
-        shared += change / len(own)
-        base[worker], own[worker] = shared, shared + version + 1
-        staleness.append(version - seen[worker])
-        seen[worker] = version + 1
+    own, shared, staleness = averaged(order)
     np.testing.assert_allclose(own_models(rule), [own[worker] for worker in range(2)], rtol=1e-6)
     np.testing.assert_allclose(weights[0].numpy(), [shared] * 2, rtol=1e-6)
     statistics = rule.statistics()
@@ -93,7 +98,7 @@ def test_what_a_worker_has_changed_moves_the_mean_where_its_model_then_begins(st
     # A model that moves to the mean keeps what it has learned since.
     own = own_model_of(rule)
     before = own.averaged_at.read_all()[0]
-    run_on(strategy, steps, 0, tf.range(len(order), len(order) + 4, dtype=tf.int64))
+    run_on(strategy, steps, 0, np.arange(len(order), len(order) + 4))
     assert own.averaged_at.read_all()[0] > before
 
     @tf.function(autograph=False)

@@ -183,7 +183,7 @@ WORKERS = 2
 
 @pytest.fixture(scope="module")
 def gated(strategy):
-    """A rule that lets workers lead by two steps, its gated step, built once for two tests, and what ends held steps."""
+    """A rule that lets workers lead by two steps, its gated step, and what ends a held one; for two tests."""
     with strategy.scope():
         weights, may_end = [tf.Variable([0.0, 0.0]), tf.Variable(0.0)], tf.Variable(False, trainable=False)
     rule = new_rule(strategy, StaleSynchronous, weights, get_model_frequency=2, max_lead=2)
