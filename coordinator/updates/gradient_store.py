@@ -236,7 +236,7 @@ class GradientStore:
         with self._lock.hold([push]):
             lists = self._unstacked()
             is_other = tf.reduce_any(vectors_of(lists[-1], PUSH_ID_SIZE) != push, 1)
-            return self.lists.assign(self._only(lists, tf.cast(tf.where(is_other)[:, 0], tf.int32)), read_value=False)
+            return self.lists.assign(self._only(lists, _places_of(is_other)), read_value=False)
 
     @client_may_call()
     def clear(self) -> None:
@@ -273,15 +273,15 @@ class GradientStore:
     def _use_and_drop(self, ids: Any) -> Any:
         lists = self._unstacked()
         pushes = vectors_of(lists[-1], PUSH_ID_SIZE)
-        is_same = tf.reduce_all(ids[:, None] == pushes, -1)
+        is_same = tf.reduce_all(tf.expand_dims(ids, 1) == pushes, -1)
         chosen = is_same[: self._update_size]
         is_chosen = tf.reduce_any(chosen, 0)
         is_kept = tf.reduce_any(is_same, 0) | ~_is_obsolete(pushes, may_reject=self._may_reject)
-        is_kept &= ~is_chosen & (pushes[:, 0] != _NO_WORKER)
-        kept = tf.cast(tf.where(is_kept)[:, 0], tf.int32)
+        is_kept &= ~is_chosen & (tf.unstack(pushes, axis=1)[0] != _NO_WORKER)
+        kept = _places_of(is_kept)
         left = tf.cond(
             2 * tf.size(kept) > tf.size(is_kept),
-            lambda: tf.stack([*lists[:-1], vector_list(tf.where(is_kept[:, None], pushes, _NO_WORKER))]),
+            lambda: tf.stack([*lists[:-1], vector_list(tf.where(tf.expand_dims(is_kept, 1), pushes, _NO_WORKER))]),
             lambda: self._only(lists, kept),
         )
         dropped = self.lists.assign(left, read_value=False)
@@ -314,6 +314,11 @@ class GradientStore:
     def _empty(self) -> Any:
         empty = functools.partial(tf.raw_ops.EmptyTensorList, element_shape=-1, max_num_elements=-1)
         return tf.stack([empty(element_dtype=dtype) for dtype in self._dtypes])
+
+
+def _places_of(is_true: Any) -> Any:
+    """Returns the positions of True in a vector, int32 [n]."""
+    return tf.cast(tf.reshape(tf.where(is_true), [-1]), tf.int32)
 
 
 def _precise(dtype: tf.DType) -> tf.DType:
@@ -352,12 +357,14 @@ def _is_obsolete(pushes: Any, *, may_reject: bool) -> Any:
     rejected, a push that is not accepted before its worker's next push will never be accepted. Otherwise, such a push
     may have been accepted after the caller got the accepted ids.
     """
+    # `expand_dims` adds fewer operations to a graph than an index does.
     worker, connection, _ = tf.unstack(pushes, axis=1)
-    is_older = connection > connection[:, None]
+    connections = tf.expand_dims(connection, 1)
+    is_older = connection > connections
     if may_reject:
         place = tf.range(tf.size(worker))
-        is_older |= (connection == connection[:, None]) & (place > place[:, None])
-    return tf.reduce_any((worker == worker[:, None]) & is_older, 1)
+        is_older |= (connection == connections) & (place > tf.expand_dims(place, 1))
+    return tf.reduce_any((worker == tf.expand_dims(worker, 1)) & is_older, 1)
 
 
 # An entry of the log has a push's id, the version that its gradient was computed on, and two more numbers: in

@@ -43,6 +43,16 @@ def begin_again(rule):
         store.clear()
 
 
+def variables_of_control(control):
+    """Returns the variables of what decides which changes of models count."""
+    return [control._variable, control._workers, control._counted]
+
+
+def forget_generation(mean):
+    """Makes a mean of models begin again with the shared variables, as a new one."""
+    mean._generation.assign(0)
+
+
 def committed_of(rule):
     """Returns the numbers of the ranges that a rule has committed."""
     slots = rule.state.committed._read().numpy()

@@ -6,6 +6,7 @@ import tensorflow as tf
 
 from coordinator.ps_strategy.tensorflow_internals.shared_variable import ServerMutex
 from coordinator.updates.rules.model_average import PATIENCE, AveragingControl, ModelMean
+from tests.updates.parts_of_rules import forget_generation, variables_of_control
 
 GENERATION = 1
 
@@ -13,9 +14,14 @@ GENERATION = 1
 class Control:
     """What decides which changes count; its first generation is `GENERATION`."""
 
-    def __init__(self, name):
-        control = AveragingControl(tf.Variable(0), f"tests/averaging/{name}")
+    def __init__(self):
+        control = AveragingControl(tf.Variable(0), "tests/averaging")
         self._count, self.remove = tf.function(control.count, autograph=False), control.remove
+        self._first = [(variable, variable.numpy()) for variable in variables_of_control(control)]
+
+    def begin_again(self):
+        for variable, value in self._first:
+            variable.assign(value)
 
     def count(self, ids, *, is_stored=True):
         """Returns what is counted now, whether the change was counted by this call, and whether it is counted."""
@@ -30,6 +36,10 @@ class Server:
         self.mean = ModelMean(range(len(variables)), variables, ServerMutex(f"tests/mean/{name}", variables[0].device))
         self._store = tf.function(self.mean.store, autograph=False)
         self._advance = tf.function(self.mean.advance, autograph=False)
+
+    def begin_again(self, variable):
+        variable.assign([10.0])
+        forget_generation(self.mean)
 
     def store(self, change, ids):
         """Returns whether it has stored a change."""
@@ -98,19 +108,28 @@ def test_an_idle_worker_counts_until_the_others_have_averaged_often_without_it(c
         assert divisor(1, 100 + number) == 2
 
 
-@pytest.fixture
-def control(request):
-    return Control(request.node.name)
+@pytest.fixture(scope="module")
+def traced():
+    """A control, a variable and its server, whose functions are traced once for all tests."""
+    variable = tf.Variable([10.0])
+    return Control(), variable, Server([variable], "shared")
 
 
 @pytest.fixture
-def variable():
-    return tf.Variable([10.0])
+def control(traced):
+    traced[0].begin_again()
+    return traced[0]
 
 
 @pytest.fixture
-def server(request, variable):
-    return Server([variable], request.node.name)
+def variable(traced):
+    return traced[1]
+
+
+@pytest.fixture
+def server(traced, variable):
+    traced[2].begin_again(variable)
+    return traced[2]
 
 
 @pytest.fixture
