@@ -15,7 +15,7 @@ LABELS = FEATURES @ np.array([[1.0], [-2.0], [3.0], [0.5]], np.float32) + 0.7
 
 def new_model():
     keras.utils.set_random_seed(3)
-    return keras.Sequential([keras.Input((4,)), keras.layers.Dense(8, "relu"), keras.layers.Dense(1)])
+    return keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
 
 
 def dataset_fn(_):
@@ -24,7 +24,7 @@ def dataset_fn(_):
 
 def test_several_steps_may_be_in_one_function(strategy):  # row 14
     with strategy.scope():
-        model, optimizer = new_model(), keras.optimizers.RMSprop(0.01)
+        model, optimizer = new_model(), keras.optimizers.RMSprop(0.05)
         metric, steps = keras.metrics.MeanSquaredError(), tf.Variable(0)
         optimizer.build(model.trainable_variables)
     dataset = strategy.experimental_distribute_datasets_from_function(dataset_fn)
@@ -44,14 +44,14 @@ def test_several_steps_may_be_in_one_function(strategy):  # row 14
             steps.assign_add(1)
 
     epochs = []
-    for _ in range(4):
+    for _ in range(3):
         metric.reset_state()
         iterator = iter(dataset)
-        for _ in range(10):
+        for _ in range(4):
             strategy.schedule(ten_steps, args=(iterator,))
         strategy.join(TIMEOUT)
         epochs.append(float(metric.result()))
-    assert steps.numpy() == 400
+    assert steps.numpy() == 120
     assert epochs[-1] < epochs[0] / 2
 
 

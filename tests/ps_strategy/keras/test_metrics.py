@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 TIMEOUT = 240.0
-BATCHES = 45
+BATCHES = 30
 CLASSES = 4
 
 metrics = keras.metrics
@@ -58,7 +58,7 @@ REDUCTIONS = {"Mean": metrics.Mean, "Sum": metrics.Sum}
 WITHOUT_WEIGHTS = {"MeanIoU", "OneHotMeanIoU", "BinaryIoU", "R2Score", "PearsonCorrelation"}
 ALL = {**OF_CLASSES, **OF_ONE_HOT, **REDUCTIONS}
 # One of each kind of state: means, vectors, a matrix, thresholds.
-DEFAULT = ("own", "Mean", "MeanIoU", "AUC", "F1Score", "PearsonCorrelation")
+DEFAULT = ("own", "Mean", "MeanIoU", "AUC", "F1Score")
 
 
 def batches():

@@ -139,7 +139,7 @@ def test_racing_workers_count_every_step_and_every_optimizer_learns(strategy, tr
 def run_with_gradients_of_one(strategy, make_optimizer, is_finite, read=lambda optimizer: ()):
     """Returns weights and optimizer after these steps, and the result of `read` in each."""
     with strategy.scope():
-        weights = [keras.Variable(np.zeros(2, np.float32)) for _ in range(4)]
+        weights = [keras.Variable(np.zeros(2, np.float32)) for _ in range(2)]
         optimizer = make_optimizer()
         optimizer.build(weights)
 
@@ -157,7 +157,7 @@ def run_with_gradients_of_one(strategy, make_optimizer, is_finite, read=lambda o
 
 
 def test_gradients_are_unscaled_correctly_while_the_loss_scale_changes(strategy):
-    is_finite = [number % 6 != 5 for number in range(60)]
+    is_finite = [number % 6 != 5 for number in range(30)]
     weights, optimizer, scales = run_with_gradients_of_one(
         strategy,
         lambda: optimizers.LossScaleOptimizer(optimizers.SGD(1.0), 2.0**10, dynamic_growth_steps=2),

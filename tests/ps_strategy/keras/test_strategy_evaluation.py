@@ -40,7 +40,7 @@ def classifier() -> keras.Model:
 
 
 def expected() -> dict[str, float]:
-    return classifier().evaluate(X, Y, batch_size=16, verbose=0, return_dict=True)
+    return classifier().evaluate(X, Y, batch_size=100, verbose=0, return_dict=True)
 
 
 def shares(context: tf.distribute.InputContext) -> tf.data.Dataset:
@@ -136,7 +136,7 @@ def test_a_worker_that_dies_during_evaluation_counts_nothing_twice(
         model = classifier()
     try:
         found = model.evaluate(X, Y, batch_size=10, verbose=0, return_dict=True, callbacks=[Killer()])
-        assert strategy.evaluate(model, (X, Y), batch_size=10) == pytest.approx(found, rel=1e-5)
+        assert strategy.evaluate(model, (X, Y), batch_size=100) == pytest.approx(found, rel=1e-5)
     finally:
         shared_cluster.restart("worker", 0)
     assert found == pytest.approx(expected(), rel=1e-5)
