@@ -40,7 +40,10 @@ def classifier() -> keras.Model:
 
 
 def expected() -> dict[str, float]:
-    return classifier().evaluate(X, Y, batch_size=100, verbose=0, return_dict=True)
+    outputs, auc = classifier()(X), keras.metrics.AUC()
+    auc.update_state(Y, outputs)
+    loss = keras.losses.BinaryCrossentropy()(Y, outputs)
+    return {"loss": float(loss), "auc": float(auc.result()), "seen": len(X)}
 
 
 def shares(context: tf.distribute.InputContext) -> tf.data.Dataset:

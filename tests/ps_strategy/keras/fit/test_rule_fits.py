@@ -49,7 +49,7 @@ def compiled(make: Any, optimizer: keras.optimizers.Optimizer) -> tuple[keras.Mo
     """Returns a model that is compiled with what `make` returns for the optimizer and the variables, and that."""
     model = new_model()
     rule = make(optimizer, model.trainable_variables)
-    model.compile(optimizer=rule, loss="mse", metrics=[keras.metrics.MeanAbsoluteError("error")])
+    model.compile(optimizer=rule, loss="mse")
     return model, rule
 
 
