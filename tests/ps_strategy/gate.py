@@ -31,7 +31,8 @@ class Gate:
     def occupy(self, workers: int = 1) -> list[coordinator.Future]:
         """Schedules this number of functions, and returns their futures when all of them wait at the gate."""
         expected = int(self._arrived.numpy()) + workers
-        futures = [self._strategy.schedule(self._wait_at_gate) for _ in range(workers)]
+        gate = self._arrived, self._is_open, self._worker, self._failure
+        futures = [self._strategy.schedule(_wait_at_gate, gate) for _ in range(workers)]
         wait_until(lambda: self._arrived.numpy() == expected)
         return futures
 
@@ -39,15 +40,17 @@ class Gate:
         """Lets all functions pass, now and later."""
         self._is_open.assign(True)
 
-    @tf.function
-    def _wait_at_gate(self) -> tf.Tensor:
-        # Only updates of the same variable are ordered automatically.
-        with tf.control_dependencies([self._worker.assign(coordinator.get_current_worker_index())]):
-            self._arrived.assign_add(1)
-        iterations = 0
-        while not self._is_open:
-            # Without a pause it would keep a processor busy on this worker and another on the parameter server.
-            iterations += 1 + pause(tf.constant(1e-2, tf.float64))
-        if self._failure is not None:
-            tf.debugging.assert_equal(iterations, -1, self._failure)
-        return iterations
+
+@tf.function
+def _wait_at_gate(arrived: tf.Variable, is_open: tf.Variable, worker: tf.Variable, failure: str | None) -> tf.Tensor:
+    """Waits until a gate is open. It takes the gate's variables, so that it is traced once for all gates."""
+    # Only updates of the same variable are ordered automatically.
+    with tf.control_dependencies([worker.assign(coordinator.get_current_worker_index())]):
+        arrived.assign_add(1)
+    iterations = 0
+    while not is_open:
+        # Without a pause it would keep a processor busy on this worker and another on the parameter server.
+        iterations += 1 + pause(tf.constant(1e-2, tf.float64))
+    if failure is not None:
+        tf.debugging.assert_equal(iterations, -1, failure)
+    return iterations
