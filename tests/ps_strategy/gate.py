@@ -32,7 +32,9 @@ class Gate:
         """Schedules this number of functions, and returns their futures when all of them wait at the gate."""
         expected = int(self._arrived.numpy()) + workers
         gate = self._arrived, self._is_open, self._worker, self._failure
-        futures = [self._strategy.schedule(_wait_at_gate, gate) for _ in range(workers)]
+        # Traced once for all gates of a strategy.
+        function = vars(self._strategy).setdefault("gate", tf.function(_wait_at_gate))
+        futures = [self._strategy.schedule(function, gate) for _ in range(workers)]
         wait_until(lambda: self._arrived.numpy() == expected)
         return futures
 
@@ -41,9 +43,7 @@ class Gate:
         self._is_open.assign(True)
 
 
-@tf.function
 def _wait_at_gate(arrived: tf.Variable, is_open: tf.Variable, worker: tf.Variable, failure: str | None) -> tf.Tensor:
-    """Waits until a gate is open. It takes the gate's variables, so that it is traced once for all gates."""
     # Only updates of the same variable are ordered automatically.
     with tf.control_dependencies([worker.assign(coordinator.get_current_worker_index())]):
         arrived.assign_add(1)

@@ -144,7 +144,8 @@ def test_after_ctrl_c_everything_can_be_cancelled_and_training_goes_on(strategy,
 def test_fit_predict_and_evaluate_raise_cancelled_error(strategy):
     class Cancel(keras.callbacks.Callback):
         def on_train_batch_begin(self, batch, logs=None):
-            if batch == 2:
+            # Again and again: what was scheduled before one cancellation may have ended.
+            if batch >= 2:
                 strategy.cancel_all()
 
         on_test_batch_begin = on_predict_batch_begin = on_train_batch_begin

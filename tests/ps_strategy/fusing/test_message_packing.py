@@ -164,7 +164,7 @@ _RARE = [tf.qint8, tf.quint16, tf.qint32, *map(tf.as_dtype, ["float8_e5m2", "int
 _INTEGERS = [tf.int8, tf.int16, tf.int32, tf.int64, tf.uint8, tf.uint16, tf.uint32, tf.uint64]
 _OTHERS = [tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.bool, tf.complex64, tf.complex128, tf.string]
 DTYPES = [*_INTEGERS, *_OTHERS, *_RARE]
-SHAPES = [(), (3,), (0, 2), (5, 2)]
+SHAPES = [(), (3,), (0, 2)]
 
 
 def random_value(rng, dtype, shape):
@@ -192,7 +192,7 @@ def test_packed_tensors_of_every_dtype_keep_their_bits(dtypes):
 
     def fn(*given):
         # Some are arguments, others constants, which are folded; each goes to a server, and on to another or back.
-        for server in (0, 1, 0):
+        for server in (0, 1):
             constants = [tf.constant(value, dtype) for dtype, value in values]
             with tf.device(SERVERS[server]):
                 given = [*map(tf.identity, given[: len(values)]), *map(tf.identity, constants)]

@@ -61,7 +61,7 @@ def test_mixed_precision_computes_in_16_bits_and_stores_32(strategy):
     assert {variable.dtype for variable in there.variables() if variable.shape.rank} == {"float32"}
 
 
-CALLS, MOMENTUM = 60, 0.8
+CALLS, MOMENTUM = 30, 0.8
 # Of each batch.
 MEANS = [float(number % 7 - 3) for number in range(CALLS)]
 DEVIATIONS = [1.0 + number % 4 for number in range(CALLS)]

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 TIMEOUT = 240.0
-ROWS, WIDTH, STEPS, UPDATES_IN_A_STEP = 2048, 64, 50, 2
+ROWS, WIDTH, STEPS, UPDATES_IN_A_STEP = 2048, 64, 30, 2
 INITIAL = np.linspace(-1.0, 1.0, ROWS * WIDTH, dtype=np.float32).reshape(ROWS, WIDTH)
 
 optimizers = keras.optimizers

@@ -72,7 +72,7 @@ def test_a_large_variable_is_saved_in_pieces_that_tensorflow_reads_as_one(strate
 
 
 def test_a_large_variable_is_restored_in_blocks_with_everything_else(strategy, table, content, tmp_path):
-    numbers = [tf.cast(tf.range(100_000) % 7, dtype) for dtype in (tf.float16, tf.uint16, tf.int64, tf.bool)]
+    numbers = [tf.cast(tf.range(50_000) % 7, dtype) for dtype in (tf.float16, tf.int64, tf.bool)]
     numbers.append(tf.strings.as_string(numbers[0]))
     with strategy.scope():
         saved = [table, tf.Variable(3), tf.Variable(content + 1), *map(tf.Variable, numbers)]

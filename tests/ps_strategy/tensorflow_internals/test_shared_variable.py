@@ -164,7 +164,7 @@ def test_a_single_function_computes_what_is_written(strategy):
 
 def test_no_addition_to_rows_is_lost(strategy):
     # So many rows, and changes of all of them, that the updates of workers overlap.
-    rows, width, in_a_step, steps = 2048, 64, 5, 40
+    rows, width, in_a_step, steps = 2048, 64, 5, 16
     with strategy.scope():
         table, factors = tf.Variable(tf.zeros([rows, width])), tf.Variable(tf.ones([rows, width]))
 

@@ -13,7 +13,7 @@ from tests.ps_strategy.keras.test_optimizers import CHANGE_WHOLE_VARIABLES, DENS
 from tests.ps_strategy.tensorflow_internals.private_names import row_update_hooks, table_update_hooks
 
 TIMEOUT = 240.0
-ROWS, WIDTH, STEPS = 9, 3, 4
+ROWS, WIDTH, STEPS = 9, 3, 3
 # Of each step: with repeats, and never the other rows.
 IDS = np.array([1, 5, 1, 7, 5, 1])
 TOUCHED, OTHERS = [1, 5, 7], [0, 2, 3, 4, 6, 8]
