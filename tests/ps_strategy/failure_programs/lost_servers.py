@@ -28,7 +28,7 @@ def nothing_listens() -> None:
     spec = tf.train.ClusterSpec({"worker": addresses[:1], "ps": addresses[1:]})
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(spec, task_type="chief", task_id=0)
     with pytest.raises(TimeoutError) as caught:
-        coordinator.ParameterServerStrategy(resolver, options=coordinator.Options(connect_timeout=1.0))
+        coordinator.ParameterServerStrategy(resolver, options=coordinator.Options(connect_timeout=0.2))
     assert all(address in str(caught.value) for address in addresses), caught.value
 
 

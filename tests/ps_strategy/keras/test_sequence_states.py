@@ -15,11 +15,11 @@ from tests.ps_strategy.every_worker import on_every_worker
 
 TIMEOUT = 60.0
 WORKERS = 2
-STEPS = 4
+STEPS = 3
 LENGTH = 10
 LAYERS = [
-    (lambda: keras.layers.RNN(keras.layers.GRUCell(2), stateful=True), [1, 2, 1]),
-    (lambda: keras.layers.Bidirectional(keras.layers.LSTM(2, stateful=True)), [1, 2, 1]),
+    (lambda: keras.layers.RNN(keras.layers.LSTMCell(2), stateful=True), [1, 2, 1]),
+    (lambda: keras.layers.Bidirectional(keras.layers.SimpleRNN(2, stateful=True)), [1, 2, 1]),
 ]
 
 

@@ -64,7 +64,7 @@ def test_layers_regularizers_and_constraints_are_as_in_one_process(strategy, sha
     assert parts == {**dict.fromkeys(names, 3), "output/bias": 1}
     # Both are trained on the same batches, one at a time, which have all rows of the table.
     step, here = make_step(model), make_step(plain, is_dense=True)
-    for _ in range(3):
+    for _ in range(2):
         ids = np.concatenate([RANDOM.permutation(ROWS), RANDOM.integers(0, ROWS, size=10)]).reshape([-1, 3])
         labels = RANDOM.normal(size=(len(ids), 1)).astype(np.float32)
         found = strategy.schedule(step, args=(ids, labels)).result(TIMEOUT)
@@ -75,7 +75,7 @@ def test_layers_regularizers_and_constraints_are_as_in_one_process(strategy, sha
         np.testing.assert_allclose(variable.numpy(), expected.numpy(), rtol=1e-4, atol=1e-5, err_msg=variable.path)
     plain.set_weights(model.get_weights())
     ids = RANDOM.integers(0, ROWS, size=(64, 3))
-    np.testing.assert_allclose(model.predict(ids, verbose=0), plain.predict(ids, verbose=0), rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(model.predict(ids, verbose=0), plain(ids), rtol=1e-4, atol=1e-6)
     assert model.count_params() == plain.count_params()
     # The norms are of the whole variable.
     assert np.all(np.linalg.norm(model.layers[0].get_weights()[0], axis=0) <= 0.05 + 1e-5)

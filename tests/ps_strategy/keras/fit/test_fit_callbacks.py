@@ -31,7 +31,7 @@ def initial(strategy: coordinator.ParameterServerStrategy) -> tuple[keras.Model,
     with strategy.scope():
         model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(2)])
         model.compile(
-            keras.optimizers.Adam(0.02),
+            keras.optimizers.SGD(0.02, momentum=0.9),
             keras.losses.SparseCategoricalCrossentropy(from_logits=True),
             metrics=["accuracy"],
         )
@@ -41,7 +41,7 @@ def initial(strategy: coordinator.ParameterServerStrategy) -> tuple[keras.Model,
 
 @pytest.fixture
 def model(initial: tuple[keras.Model, list[Any]]) -> keras.Model:
-    """A classifier, compiled with Adam, that has not been trained."""
+    """A classifier, compiled with an optimizer that has slots, that has not been trained."""
     model, values = initial
     for variable, value in zip(_variables(model), values, strict=True):
         variable.assign(value)
