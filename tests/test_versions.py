@@ -57,9 +57,8 @@ def test_a_version_without_a_private_name_is_refused_with_advice(
     monkeypatch.delattr(owner, name)
     monkeypatch.delattr(internals, module)
     monkeypatch.delitem(sys.modules, f"{internals.__name__}.{module}")
-    with pytest.raises(
-        ImportError, match=rf"^{version}\S* lacks a private name .*{name}.*: install a version"
-    ) as raised:
+    advice = rf"^{version}\S* lacks a private name .*{name}.*: install a version"
+    with pytest.raises(ImportError, match=advice) as raised:
         importlib.reload(internals)
     assert "\n" not in str(raised.value)
 

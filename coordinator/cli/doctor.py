@@ -132,7 +132,7 @@ def _missing_names() -> Iterator[Finding]:
         return
     if ended.returncode != 0:
         reason = (ended.stderr.strip().splitlines() or [f"exit code {ended.returncode}"])[-1]
-        yield Finding("versions", f"coordinator does not load with this version: {reason}", is_problem=True)
+        yield Finding("versions", f"coordinator cannot be loaded with it: {reason}", is_problem=True)
     for lack in ended.stdout.splitlines():
         yield Finding("versions", lack, is_problem=True)
 

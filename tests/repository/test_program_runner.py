@@ -1,6 +1,5 @@
 """Tests that programs run as in a separate interpreter and are reported when they fail, and of what a test leaves."""
 
-import signal
 import subprocess
 import sys
 import threading
@@ -41,20 +40,6 @@ def test_a_program_is_the_main_module_of_a_separate_process(
     assert second == f"{ROOT / 'coordinator' / '__init__.py'} False"
     assert rest == ["program", "thread", "exit"]
     assert program.stderr == "no\n"
-
-
-@pytest.mark.long
-def test_a_program_that_fails_or_hangs_shows_where_and_may_be_expected_to_fail(run_program: ProgramRunner) -> None:
-    with pytest.raises(AssertionError, match=r"(?s)ended with code 1\..*program_1.py.*KeyError: 'no such thing'"):
-        run_program("raise KeyError('no such thing')")
-    with pytest.raises(AssertionError, match=r"(?s)did not end within \d s\..*in wait_for_ever"):
-        run_program("import threading\ndef wait_for_ever(): threading.Event().wait()\nwait_for_ever()", timeout=1.0)
-    # With another environment it begins with nothing loaded.
-    source = "import os, sys\nprint('tensorflow' in sys.modules, os.environ.get('OPTION'))"
-    assert run_program(source, environment={"OPTION": "1"}).stdout == "False 1\n"
-    endings = {"raise SystemExit(3)": 3, "os._exit(4)": 4, "os.kill(os.getpid(), 9)": -signal.SIGKILL}
-    for ending, code in endings.items():
-        assert run_program(f"import os\n{ending}", exit_code=code).returncode == code
 
 
 # Neither its parents nor its environment connect the process with the program.

@@ -13,25 +13,6 @@ import tensorflow as tf
 
 import coordinator
 from tests.pages import snippets
-from tests.program_runner import COORDINATOR, ProgramRunner
-
-
-def program_of_the_readme(folder: Path) -> Path:
-    path = folder / "program.py"
-    path.write_text(snippets("README.md")[0], encoding="utf-8")
-    return path
-
-
-def check_output(printed: str) -> None:
-    steps, slope, loss = re.search(r"^(\d+) steps, slope (\S+), last loss (\S+)$", printed, re.MULTILINE).groups()
-    assert (int(steps), float(slope)) == (200, pytest.approx(3.0, abs=0.05))
-    assert float(loss) < 0.01
-
-
-@pytest.mark.cluster
-@pytest.mark.long
-def test_the_program_of_the_readme_runs_as_written(run_program: ProgramRunner, tmp_path: Path) -> None:
-    check_output(run_program(COORDINATOR, "run", "--workers", 2, program_of_the_readme(tmp_path)).stdout)
 
 
 def test_the_program_of_the_readme_trains(
@@ -42,8 +23,12 @@ def test_the_program_of_the_readme_trains(
 ) -> None:
     # A process has one strategy, which other tests use, too.
     monkeypatch.setattr(coordinator, "ParameterServerStrategy", lambda _: contextlib.nullcontext(strategy))
-    runpy.run_path(str(program_of_the_readme(tmp_path)))
-    check_output(capsys.readouterr().out)
+    (tmp_path / "program.py").write_text(snippets("README.md")[0], encoding="utf-8")
+    runpy.run_path(str(tmp_path / "program.py"))
+    printed = capsys.readouterr().out
+    steps, slope, loss = re.search(r"^(\d+) steps, slope (\S+), last loss (\S+)$", printed, re.MULTILINE).groups()
+    assert (int(steps), float(slope)) == (200, pytest.approx(3.0, abs=0.05))
+    assert float(loss) < 0.01
 
 
 @pytest.mark.long

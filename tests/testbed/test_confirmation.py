@@ -1,20 +1,15 @@
 """Tests of the agreement of real servers with the simulator: its figures, and the command that compares them."""
 
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from coordinator.__main__ import main
-from coordinator.simulation.rules import BoundedDelay
-from coordinator.testbed.confirmation import Comparison, Figures, LossComparison, difference
-from coordinator.testbed.real_steps import RealSteps
-from coordinator.testbed.results import LossCurve, TrialResult
-from coordinator.testbed.step_times import ASKED, COMPUTED, FINISHED, PULLED, Run, Sleeps, StepTimes
+from coordinator.testbed.confirmation import Comparison, Figures
+from coordinator.testbed.step_times import Run, StepTimes
 from tests.program_runner import COORDINATOR, ProgramRunner
-from tests.testbed.made_up import asynchronous
 
 
 @pytest.mark.parametrize(
@@ -81,20 +76,6 @@ def test_several_runs_are_combined_into_one() -> None:
     assert figures.idle_share == pytest.approx(8.0 / 80.0)
 
 
-REAL = asynchronous(2, 0.0)
-HIGHER = replace(REAL, losses=1.2 * REAL.losses)
-
-
-def compared(real: list[LossCurve], simulated: list[LossCurve]) -> LossComparison:
-    return LossComparison(TrialResult(real), TrialResult(simulated))
-
-
-def test_the_difference_is_a_share_of_the_real_loss() -> None:
-    assert difference([compared([REAL], [REAL])]) == 0
-    assert difference([compared([REAL], [HIGHER])]) == pytest.approx(0.2)
-    assert difference([compared([HIGHER], [REAL])]) == pytest.approx(0.2 / 1.2)
-
-
 @pytest.mark.cluster
 @pytest.mark.release
 def test_loss_curves_of_real_servers_and_of_virtual_time_agree(run_program: ProgramRunner, tmp_path: Path) -> None:
@@ -107,27 +88,3 @@ def test_loss_curves_of_real_servers_and_of_virtual_time_agree(run_program: Prog
     # The same gradients in the same order.
     assert float(sequential) <= 0.5, printed
     assert (tmp_path / "results" / "simulated_2_workers.png").exists()
-
-
-MAX_DELAY = 1
-BOUNDED_DELAY = BoundedDelay(MAX_DELAY)
-
-
-@pytest.mark.long
-def test_counts_and_recorded_times_are_of_the_same_steps(strategy) -> None:
-    sleeps = Sleeps(median=0.03, slow_factor=3.0)
-    run = RealSteps(strategy, BOUNDED_DELAY, 2, sleeps).run(1.5)
-    assert run.seconds >= 1.5
-    pushes = int(run.histogram.sum())
-    # At each end of the run, a step of each worker may be counted and not recorded, or vice versa.
-    assert abs(sum(map(len, run.recorded)) - pushes) <= 4
-    assert abs(run.updates - pushes) <= 4
-    assert run.histogram[MAX_DELAY + 1 :].sum() == 0
-    assert 0 < run.waited < 2 * run.seconds
-    for steps, least in zip(run.recorded, [sleeps.table[0], 3 * sleeps.table[0]], strict=True):
-        assert len(steps) >= 2
-        assert (np.diff(steps[:, [ASKED, PULLED, COMPUTED, FINISHED]], axis=1) >= 0).all()
-        assert (steps[1:, ASKED] >= steps[:-1, FINISHED]).all()
-        assert (steps[:, COMPUTED] - steps[:, PULLED] >= least).all()
-    # No step is left, and the next run continues.
-    assert strategy.done()

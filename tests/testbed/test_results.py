@@ -36,18 +36,6 @@ def test_curves_like_those_of_the_paper_agree_with_it() -> None:
     ]
 
 
-def test_synchronous_and_asynchronous_agree_in_speed_and_final_loss() -> None:
-    # The others are slower by more than half, never there, and end elsewhere.
-    for quickness, spikes, verdict in (
-        (0.05, 0, "agrees"),
-        (0.03, 0, "does not agree"),
-        (0.0, 0, "does not agree"),
-        (0.05, 1, "does not agree"),
-    ):
-        agreement = findings([result(Trial(SYNCHRONOUS, 2)), trained(2, 0.0, spikes, quickness)], 1.0)[-1]
-        assert agreement.verdict == verdict, (quickness, spikes)
-
-
 @pytest.mark.parametrize(
     ("losses", "spikes"),
     [
