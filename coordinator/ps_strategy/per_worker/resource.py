@@ -35,6 +35,7 @@ from coordinator.ps_strategy.tensorflow_internals.handles import (
     resource_creator_scope,
     restored_functions,
 )
+from coordinator.ps_strategy.tensorflow_internals.process import context_id
 from coordinator.runtime import Builds, FiniteInput
 from coordinator.workers.scheduler import Scheduler
 
@@ -44,6 +45,12 @@ _logger = logging.getLogger("coordinator")
 _POLL_INTERVAL = 0.5
 # The longest wait for the first operation of this process, in seconds. The operation needs no server.
 _LONGEST_CREATION = 60.0
+
+# The client's objects that have represented copies on workers, of this strategy or of one before it.
+_represent_copies: OwnedValues[bool] = OwnedValues()
+# By name, the variables that represent numbers of workers, and the client that has them. All strategies of a client use
+# the same variables, because TensorFlow does not trace a function again for another strategy.
+_numbers: dict[str, tuple[tf.Variable, int]] = {}
 
 # Takes the index of a worker; returns a value on which the worker's copy depends, such as its share of the data.
 ShareOf = Callable[[int], Hashable]
@@ -181,13 +188,24 @@ class PerWorkerHandles:
     def add(self, owner: Any, handles_of_copies: PerWorkerResource) -> None:
         """Lets a table or variable, or the handle of another resource, represent its workers' copies while it lives."""
         self.handles_of_copies[owner] = handles_of_copies
+        _represent_copies[owner] = True
 
     def resource_for(self, tensor: Any) -> PerWorkerResource | None:
-        """Returns the resource whose copy is passed in place of a captured tensor; None to pass the tensor itself."""
+        """Returns the resource whose copy is passed in place of a captured tensor; None to pass the tensor itself.
+
+        Raises ValueError for a variable whose copies belong to a strategy that was closed: every worker would use the
+        client's variable. The client's tables have the same contents as their copies.
+        """
         if tensor is self.worker_index:
             return self._worker_indices
         owner = owner_of_handle(tensor)
-        return self.handles_of_copies.get(tensor if owner is None else owner)
+        resource = self.handles_of_copies.get(tensor if owner is None else owner)
+        if resource is None and isinstance(owner, tf.Variable) and owner in _represent_copies:
+            raise ValueError(
+                f"The variable {owner.name!r} had a value on each worker of a strategy that was closed. Create it, and "
+                "the functions that use it, with the new strategy."
+            )
+        return resource
 
 
 class WorkerCopies:
@@ -335,12 +353,14 @@ def worker_number(name: str, handles: PerWorkerHandles, of: Callable[[WorkerCont
 
     A variable on each worker holds the number, because TensorFlow would copy a small constant into functions that
     capture it. Functions capture the client's variable, which is created when the number is first read: most programs
-    never read the number, and the first operation that TensorFlow runs in the client's own process takes long.
+    never read the number, and the first operation that TensorFlow runs in the client's own process takes long. The
+    variable stays when the strategy is closed, and represents the number under the next strategy.
 
     `of` returns the number, which is read as an int64 scalar. `of` is called again if the worker has lost its state.
     """
     copies = PerWorkerResource(name, lambda context: tf.Variable(of(context), dtype=tf.int64, trainable=False))
-    created: dict[str, tf.Variable] = {}
+    if name in _numbers:
+        handles.add(_numbers[name][0], _handles_of(copies))
 
     def create() -> tf.Variable:
         with tf.device("/device:CPU:0"):
@@ -349,13 +369,14 @@ def worker_number(name: str, handles: PerWorkerHandles, of: Callable[[WorkerCont
     # AutoGraph converts all functions that a user's function calls, and warns of functions that it cannot convert.
     @tf.autograph.experimental.do_not_convert
     def read() -> tf.Tensor:
-        if name not in created:
+        known = _numbers.get(name)
+        if known is None or known[1] != context_id():
             # Created on a thread that traces nothing and is in no scope, such as the scope of the strategy.
             variable = call_within(_LONGEST_CREATION, "coordinator-worker-number", create)
             handles.add(variable, _handles_of(copies))
-            # If two threads come here at the same time, the first one's variable is used.
-            created.setdefault(name, variable)
-        return created[name].read_value()
+            # If two threads come here at the same time, each one's variable represents the number.
+            known = _numbers[name] = variable, context_id()
+        return known[0].read_value()
 
     return read
 

@@ -40,7 +40,8 @@ SIZES = itertools.count(50)
 
 @tf.function
 def one() -> tf.Tensor:
-    return tf.constant(1)
+    """Returns 1 if the index of the worker is known. TensorFlow traces it under the first strategy alone."""
+    return tf.where(coordinator.get_current_worker_index() < 0, 0, 1)
 
 
 def threads() -> list[str]:
@@ -232,7 +233,13 @@ def close_in_every_way_then_end(spec: str) -> None:
     """Closes several strategies, each in another way; the last one runs functions when the program ends."""
     os.environ["GRPC_FAIL_FAST"] = "use_caller"
     # The process keeps the port on which workers call back from its first strategy on.
-    connect(spec).close()
+    with connect(spec) as first:
+        assert first.schedule(one).result(TIMEOUT) == 1
+        copied = first.create_per_worker_resource(lambda: tf.Variable(2))
+        read = tf.function(copied.read_value)
+        assert first.schedule(read).result(TIMEOUT) == 2
+    with connect(spec) as second, pytest.raises(ValueError, match="had a value on each worker of a strategy that was"):
+        second.schedule(read)
     for close in (leave_block, leave_block_by_an_error, interrupt_join, fail_while_it_is_made, forget):
         with nothing_left_behind():
             close(spec)
@@ -258,6 +265,7 @@ def reset_under_a_strategy(spec: str, unwatched: Callable[[], None] | None) -> N
         variables = [tf.Variable(1.0)]
     step = tf.function(lambda: variables[0].assign_add(1.0))
     assert strategy.schedule(step).result(TIMEOUT) == 2
+    assert strategy.schedule(tf.function(lambda: 1 + coordinator.get_current_worker_index())).result(TIMEOUT) > 0
     Gate(strategy).occupy(1)
     (unwatched or getattr(context, RESET))()
     if unwatched is None:
