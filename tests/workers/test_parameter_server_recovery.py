@@ -1,6 +1,7 @@
 """Tests of parameter servers that are lost, with and without recovery: alone or with workers, at different times."""
 
 import contextlib
+import re
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -169,7 +170,8 @@ def test_a_parameter_server_that_stays_down_too_long_is_an_error_and_may_return(
         restorer = Restorer(runtime, scheduler)
         gate, [future] = hold(scheduler)
         runtime.lose_parameter_server("/job:ps/task:1")
-        wait_until(lambda: restorer.attempts)
+        # It tries again later if the call has not ended in time.
+        wait_until(lambda: clock.advance(OPTIONS.reconnect_interval) or restorer.attempts)
         assert "Recovery has waited" not in caplog.text
         clock.advance(OPTIONS.parameter_server_timeout + 1)
         with pytest.raises(ParameterServerLost, match="/job:ps/task:1"):
@@ -181,7 +183,7 @@ def test_a_parameter_server_that_stays_down_too_long_is_an_error_and_may_return(
         scheduler.settled(LIMIT)
         scheduler.schedule(gate, "again").result(LIMIT)
         scheduler.join(LIMIT)
-    assert "Recovery has waited for 601 s: /job:ps/task:1 was lost." in caplog.text
+    assert re.search("Recovery has waited for 6[0-9]{2} s: /job:ps/task:1 was lost.", caplog.text)
 
 
 def test_no_closure_uses_variables_that_could_not_be_restored() -> None:
