@@ -49,6 +49,7 @@ def test_a_server_runs_from_start_to_kill_and_again_on_its_port(tasks: Tasks) ->
     server.wait_ready(TIMEOUT)
 
 
+@pytest.mark.long
 def test_a_server_runs_too_where_tensorflow_has_threads_and_cannot_be_forked(tasks: Tasks) -> None:
     tasks.load(begin=STARTS_A_THREAD)
     server = tasks.server()

@@ -9,18 +9,14 @@ import pytest
 from tests.program_runner import ProgramRunner
 from tests.ps_strategy.devices import scenarios
 
-# The methods of `scenarios.py`, by the number of workers; those that take little run by default.
-QUICK = {
+# The methods of `scenarios.py`, by the number of workers.
+SCENARIOS = {
     1: (
         "each_device_is_a_replica_and_replicas_combine_their_values",
         "a_variable_is_changed_by_what_its_aggregation_makes_of_all_replicas",
         "datasets_have_an_element_for_each_replica",
         "a_loop_equals_one_device_and_reads_and_changes_variables_once",
         "what_is_done_once_for_a_worker_is_refused_on_each_of_its_devices",
-    )
-}
-LONG = {
-    1: (
         "rules_take_gradients_that_were_summed_on_the_worker",
         "fit_equals_one_device_whatever_the_data",
         "models_of_any_kind_are_trained_or_refused",
@@ -29,23 +25,21 @@ LONG = {
     ),
     2: ("a_rule_has_the_gradients_of_two_workers_with_two_devices_each",),
 }
-GROUPS = {name: group for group in (QUICK, LONG) for names in group.values() for name in names}
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
 
 @pytest.fixture(scope="module")
 def seen() -> dict[str, str]:
-    """The tracebacks of the scenarios that have run, or nothing: those of a group run in one program."""
+    """The tracebacks of the scenarios that have run, or nothing: all of them run in one program."""
     return {}
 
 
-@pytest.mark.parametrize(
-    "scenario", [pytest.param(name, marks=() if GROUPS[name] is QUICK else pytest.mark.long) for name in GROUPS]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("scenario", [name for names in SCENARIOS.values() for name in names])
 def test_on_two_devices(seen: dict[str, str], run_program: ProgramRunner, scenario: str) -> None:
     if scenario not in seen:
-        ran = run_program(Path(scenarios.__file__).read_text(), json.dumps(GROUPS[scenario]), timeout=280)
+        ran = run_program(Path(scenarios.__file__).read_text(), json.dumps(SCENARIOS), timeout=280)
         seen.update(json.loads(ran.stdout.splitlines()[-1]))
     assert not seen[scenario], seen[scenario]
 

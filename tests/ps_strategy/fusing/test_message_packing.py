@@ -184,7 +184,11 @@ def bits(value):
 
 
 @pytest.mark.parametrize(
-    "dtypes", [DTYPES, [tf.int32, tf.int64, tf.float32, tf.float64]], ids=["all", "of whole words"]
+    "dtypes",
+    [
+        pytest.param(DTYPES, id="all", marks=pytest.mark.long),
+        pytest.param([tf.int32, tf.int64, tf.float32, tf.float64], id="of whole words"),
+    ],
 )
 def test_packed_tensors_of_every_dtype_keep_their_bits(dtypes):
     rng = np.random.default_rng(0)

@@ -56,6 +56,7 @@ def test_every_way_to_close_leaves_nothing_behind(end):  # row 72
     end("close_in_every_way_then_end")
 
 
+@pytest.mark.long
 def test_tensorflow_may_be_reset_under_an_open_strategy(end):
     assert end("reset_tensorflow").count("TensorFlow is being reset, which closes the strategy") == 1
 

@@ -469,6 +469,7 @@ def test_each_worker_caches_in_a_file_of_its_own_and_reads_it_again(strategy, li
     assert {"own.data-00000-of-00001", "own.index"} <= {*os.listdir(tmp_path)}
 
 
+@pytest.mark.long
 def test_a_worker_that_dies_while_it_writes_begins_a_new_file(strategy, shared_cluster, lines, tmp_path, caplog):
     (tmp_path / "caches").mkdir()
     iterator = iter(

@@ -94,6 +94,7 @@ def test_a_large_variable_is_restored_in_blocks_with_everything_else(strategy, t
     assert (table.numpy() == content + 5).all()
 
 
+@pytest.mark.long
 def test_a_saved_model_of_a_large_variable_is_loaded_without_a_strategy(table, content, tmp_path):
     module = tf.Module()
     module.table = table

@@ -84,6 +84,7 @@ def test_a_large_part_is_initialized_block_by_block(strategy, monkeypatch):
     np.testing.assert_array_equal(table.numpy(), VALUE)
 
 
+@pytest.mark.long
 def test_a_large_value_that_no_part_can_be_had_of_is_refused(strategy):
     with strategy.scope(), partitioned(2), pytest.raises(ValueError, match="would take 512 MB on each"):
         tf.Variable(lambda: tf.zeros([2**21, 64]), shape=[2**21, 64], dtype=tf.float32)
