@@ -24,6 +24,7 @@ from types import MappingProxyType
 from typing import Any
 
 from coordinator.addresses import local_path
+from coordinator.background_thread import BackgroundThread
 from coordinator.errors import StrategyClosedError
 from coordinator.events.event_stream import Event, EventStream, Listener
 
@@ -119,6 +120,8 @@ _AWAY = {"worker_lost": "worker_returned", "parameter_server_lost": "parameter_s
 _CLIENT = "client"
 # The track with the load of shared resources: the servers, the client, and their hosts.
 BUSY = "busy"
+# How often the load is read, in seconds.
+_POLL_INTERVAL = 2.0
 
 
 class Trace:
@@ -129,7 +132,8 @@ class Trace:
       path: the file's path; an existing file is overwritten.
       tasks: the tasks that have a track from the beginning.
       sample: returns how many closures wait, and how many closures run.
-      busy: returns the load of shared resources, from 0 to 1, by name; empty for none. A call may take seconds.
+      busy: returns the load of shared resources, from 0 to 1, by name; empty for none. Called on a thread of its own,
+        since an answer may take as long as a lost server needs to come back.
       close_timeout: how long `close` waits for the file, in seconds.
 
     Raises:
@@ -160,17 +164,29 @@ class Trace:
         self._open: dict[str, tuple[Event, int]] = {}
         self._away: dict[str, Event] = {}
         self._error: OSError | None = None
+        # When the latest shares were read, and the shares; None once they are written.
+        self._shares: tuple[float, Mapping[str, float]] | None = None
+        self._polling = BackgroundThread("coordinator-trace-servers", self._poll)
+        self._polling.start()
         self._listener = Listener(events, self._write_all, "coordinator-trace", self._end)
 
     def close(self) -> None:
         """Completes the file. A second call does nothing."""
+        self._polling.stop()
         self._listener.close(self._close_timeout)
+        self._polling.wait_stopped(self._close_timeout)
 
     def __enter__(self) -> "Trace":
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _poll(self) -> None:
+        while not self._polling.stopping.is_set():
+            shares = self._busy()
+            self._shares = time.time(), shares
+            self._polling.stopping.wait(_POLL_INTERVAL)
 
     # The following methods run on the listener's thread.
 
@@ -196,8 +212,9 @@ class Trace:
         self._file.counter("closures", now - self._began, {"waiting": waiting, "running": running})
         self._file.counter("finished per second", self._sampled_at - self._began, {"finished": round(rate, 1)})
         self._sampled_at = now
-        if shares := self._busy():
-            self._file.counter(BUSY, time.time() - self._began, shares)
+        polled, self._shares = self._shares, None
+        if polled is not None and polled[1]:
+            self._file.counter(BUSY, polled[0] - self._began, polled[1])
 
     def _write(self, event: Event) -> None:
         at = event.time - self._began

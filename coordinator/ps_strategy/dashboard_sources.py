@@ -9,7 +9,6 @@ that does not answer a probe is not polled. If a server stops answering during a
 import contextlib
 import dataclasses
 import logging
-import math
 import os
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -26,8 +25,6 @@ from coordinator.workers.scheduler import Scheduler
 
 # The unit of processor times in /proc, in seconds: 0.01 on all present Linux systems.
 _TICK = 1 / os.sysconf("SC_CLK_TCK")
-# The shortest time between two polls for a trace, in seconds.
-_POLL_INTERVAL = 2.0
 _FILES = (
     "proc/self/stat",
     "proc/self/status",
@@ -62,7 +59,6 @@ class ServerPolling:
         self._usage = {server.index: ServerUsage(f"ps {server.index}") for server in servers}
         self._read = tf.function(_read_files)
         self._record = UsageRecord()
-        self._counted_at = -math.inf
 
     def usage(self) -> Sequence[ServerUsage]:
         """Returns the resource usage of each parameter server, followed by the usage of this program."""
@@ -83,11 +79,8 @@ class ServerPolling:
         return sorted((row for row in rows if row and row.pushes), key=lambda row: row.number)
 
     def counters(self) -> dict[str, float]:
-        """Returns the busy share of each resource, from 0 to 1, by name; empty within 2 s of the last poll."""
-        if time.monotonic() < self._counted_at + _POLL_INTERVAL:
-            return {}
+        """Returns the busy share of each resource since the last call, from 0 to 1, by name; empty at the first one."""
         self._record.add(self.usage())
-        self._counted_at = time.monotonic()
         return {resource.name: round(resource.share, 4) for resource in self._record.resources()}
 
     def _poll(self, call: Callable[..., Any], *arguments: Any) -> Any:

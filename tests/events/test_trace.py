@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import threading
 from collections.abc import Iterable
 
 import pytest
@@ -10,7 +11,7 @@ from coordinator.errors import StrategyClosedError
 from coordinator.events.event_stream import EventStream
 from coordinator.events.trace import Trace, TraceFile
 from coordinator.testing.fake_runtime import FakeRuntime
-from tests.deadline import LIMIT
+from tests.deadline import LIMIT, wait_until
 from tests.fake_cluster import index_of, running_scheduler
 
 
@@ -63,6 +64,26 @@ def test_what_still_runs_and_what_is_lost_at_the_end_is_shown(tmp_path: pathlib.
     viewer = Viewer(path)
     assert names(viewer.slices("worker 0")) == ["step"]
     assert [each["args"] for each in viewer.slices("worker 1")] == [{"detail": "refused"}]
+
+
+def test_servers_that_do_not_answer_hold_up_no_event(tmp_path: pathlib.Path) -> None:
+    events, path = EventStream(), tmp_path / "trace.json"
+    asked, answer = threading.Event(), threading.Event()
+
+    def busy() -> dict[str, float]:
+        asked.set()
+        assert answer.wait(LIMIT)
+        return {"ps 0": 0.5}
+
+    with Trace(events, path, [], lambda: (0, 0), busy, LIMIT):
+        assert asked.wait(LIMIT)
+        events.record("worker_joined")
+        wait_until(lambda: "closures" in path.read_text())
+        answer.set()
+        wait_until(
+            lambda: events.record("value_reported", name="loss", detail="0.5") or "busy" in Viewer(path).counters()
+        )
+    assert Viewer(path).counters()["busy"] == {"ps 0": 0.5}
 
 
 def test_a_reported_value_that_is_no_number_leaves_the_file_readable(tmp_path: pathlib.Path) -> None:
