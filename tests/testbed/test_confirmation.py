@@ -3,12 +3,11 @@
 import re
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from coordinator.__main__ import main
 from coordinator.testbed.confirmation import Comparison, Figures
-from coordinator.testbed.step_times import Run, StepTimes
+from coordinator.testbed.step_times import StepTimes
 from tests.program_runner import COORDINATOR, ProgramRunner
 
 
@@ -64,16 +63,6 @@ def test_both_staleness_and_speed_must_be_within_a_tenth() -> None:
     ):
         found = Comparison("SSP, 3", figures(), simulated, [figures()], TIMES)
         assert found.agrees is agrees, simulated
-
-
-def test_several_runs_are_combined_into_one() -> None:
-    short = Run(seconds=10.0, updates=30, histogram=np.array([10, 20, 0]), waited=3.0, recorded=[])
-    long = Run(seconds=30.0, updates=170, histogram=np.array([0, 100, 70]), waited=5.0, recorded=[])
-    figures = Figures.of_runs([short, long], workers=2)
-    assert figures.mean_staleness == pytest.approx((120 + 140) / 200)
-    assert figures.p99_staleness == 2
-    assert figures.updates_per_second == pytest.approx(5.0)
-    assert figures.idle_share == pytest.approx(8.0 / 80.0)
 
 
 @pytest.mark.cluster
