@@ -79,7 +79,6 @@ def test_fit_trains_a_table_as_one_process_trains_a_variable(shared_cluster, str
     assert all(200 not in each.shape for each in model.optimizer.variables)
 
 
-@pytest.mark.long
 def test_a_restore_undoes_gradients_that_wait_for_an_update(shared_cluster, strategy, tmp_path):
     table, make = make_table(strategy), SAME["accumulation and clipnorm"]
     with strategy.scope():

@@ -11,6 +11,7 @@ another closure fails, or close      they are withdrawn, as if each ran alone
 """
 
 import dataclasses
+import logging
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -178,8 +179,11 @@ def test_a_shared_call_overtakes_no_other_closure() -> None:
 # Endings
 
 
-def test_an_error_fails_its_closure_and_the_others_have_results(runtime: FakeRuntime) -> None:
+def test_an_error_fails_its_closure_and_the_others_have_results(
+    runtime: FakeRuntime, caplog: pytest.LogCaptureFixture
+) -> None:
     order: list[int] = []
+    caplog.set_level(logging.INFO, logger="coordinator")
     with running_scheduler(runtime, dataclasses.replace(FOUR, stop_on_error=False)) as scheduler:
         gate = behind_a_gate(scheduler)
         bodies = [recorder(order, 0), recorder(order, 1), fail, index_of]
@@ -192,6 +196,7 @@ def test_an_error_fails_its_closure_and_the_others_have_results(runtime: FakeRun
         # The first two ran before the error, and again after it.
         assert order == [0, 1, 0, 1]
         assert runtime.fused_calls == [(0, 4)]
+        assert "4 calls of step in one failed and are run again, each alone" in caplog.text
         statistics = scheduler.cluster.statistics()
         assert (statistics.finished, statistics.failed, statistics.retried) == (4, 1, 4)
 
