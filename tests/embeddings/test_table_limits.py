@@ -103,3 +103,16 @@ def test_a_full_table_evicts_what_was_not_trained_for_longest():
     trainer.train(np.arange(300, 500))
     assert not any(has_row(table, first))
     assert (counts_of(table).size, counts_of(table).refused) == (64, 200 - 64)
+
+
+def test_a_delta_that_does_not_fit_replaces_what_was_not_trained_for_longest(tmp_path):
+    large, small = make_table(None, 200), make_table(None, 64, default=DEFAULT, when_full="evict_oldest")
+    trainer = Trainer(None, large)
+    trainer.train(np.arange(40))
+    full = tf.train.Checkpoint(table=large).write(str(tmp_path / "full"))
+    trainer.train(np.arange(100, 164))
+    large.save_delta(str(tmp_path / "delta"))
+    tf.train.Checkpoint(table=small).read(full).assert_consumed()
+    small.restore_delta(str(tmp_path / "delta"))
+    assert all(has_row(small, np.arange(100, 164)))
+    assert not any(has_row(small, np.arange(40)))
