@@ -343,7 +343,7 @@ def test_what_was_made_before_the_strategy_is_refused_in_a_sentence_or_works(run
     run_program(PROGRAM)
 
 
-CORE = ("__main__", "coordinator.queueing", "coordinator.workers.", "coordinator.statistics", "coordinator.future")
+CORE = ("__main__", *(f"coordinator.{name}" for name in ("clock", "future", "queueing", "statistics", "workers.")))
 
 
 @pytest.mark.long
