@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests import ROOT
+from tests.deadline import wait_until
 from tests.leftovers import Leftovers
 from tests.program_runner import PreloadedInterpreter, ProgramRunner
 
@@ -126,6 +127,8 @@ def settled_strategy(request: pytest.FixtureRequest) -> Iterator[None]:
         # Functions of this test must not make the next tests fail.
         scheduler_of(strategy).queue.fail_all(error, if_idle=True)
         strategy.join(timeout=SETTLING_TIMEOUT)
+    # A worker that the test restarted may not be connected yet.
+    wait_until(lambda: not any(worker.away_seconds for worker in strategy.cluster.workers), SETTLING_TIMEOUT)
 
 
 class Counted:

@@ -30,7 +30,6 @@ def test_what_is_off_is_said_of_the_versions_without_it() -> None:
 
 def test_an_unknown_newer_version_warns_only_once(monkeypatch, caplog) -> None:
     monkeypatch.setitem(NEWEST, "keras", (3, 0))
-    # It is used only at run time, and found in the library's source.
     monkeypatch.delattr(while_v2, "_zeros_like")
     strategy_parts.warn_of_unknown_versions.cache_clear()
     for _ in range(3):

@@ -31,7 +31,6 @@ def test_without_a_cluster_the_installation_and_the_machine_are_examined(
     assert re.search(r"^   machine      .*: \d+ CPUs, .* GiB memory available, \d+ GPUs$", printed, re.MULTILINE)
     assert "TF_CONFIG is not set" in printed
     assert printed.endswith("No problem found.\n")
-    # Features that are off, and unknown versions, are listed.
     for version, words in (("2.19.1", "2.19.1 cannot be silenced"), ("2.21.0", "")):
         with monkeypatch.context() as patch:
             install(patch, version)
@@ -67,8 +66,10 @@ def test_what_a_version_without_tests_lacks_is_found_by_another_process(
 
 
 def install(patch: pytest.MonkeyPatch, version: str) -> None:
-    """Makes a version of TensorFlow the installed one."""
-    patch.setattr(importlib.metadata, "version", lambda name: version if name == "tensorflow" else "3.15")
+    """Makes a version of TensorFlow the installed one, whatever its distribution is called."""
+    patch.setattr(
+        importlib.metadata, "version", lambda name: version if name.startswith(("tensorflow", "tf")) else "3.15"
+    )
 
 
 def test_each_task_answers_in_some_time_or_it_is_said_why_it_does_not(
