@@ -37,6 +37,9 @@ from coordinator.ps_strategy.tensorflow_internals.process import reset_watched
 
 _logger = logging.getLogger("coordinator")
 
+# The least number of frozen objects if the program has called `gc.freeze`. Python 3.12 itself freezes some hundreds.
+_FROZEN_BY_PROGRAM = 10_000
+
 
 class BriefCollections:
     """Base class that keeps the pauses of Python's garbage collection short.
@@ -54,7 +57,7 @@ class BriefCollections:
 
     def __new__(cls, *_: Any, **__: Any) -> Any:
         """Creates the object after the freeze, so that a reference cycle with the object is found."""
-        is_own = gc.get_freeze_count() == 0
+        is_own = gc.get_freeze_count() < _FROZEN_BY_PROGRAM
         if is_own:
             gc.freeze()
         created: Any = super().__new__(cls)

