@@ -9,19 +9,12 @@ from tests.repository.parsing import parse
 
 MOST_LINES = 900
 LONGEST_TEST_NAME = 80
-
-EMPTY_NOUNS = re.compile(r"(^|_)(utils?|helpers?|common|misc|impl|managers?|handlers?|v[0-9]+)$")
 FOLDERS = ("benchmarks", "coordinator", "examples", "tests")
 SOURCES = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
 
 
 def test_no_file_holds_more_than_one_concept_by_its_length() -> None:
     assert not [path for path in SOURCES if len(path.read_text().splitlines()) > MOST_LINES], "Split these files."
-
-
-def test_every_module_is_named_for_what_it_is() -> None:
-    names = [name for path in SOURCES for name in (path, path.parent)]
-    assert not {str(name) for name in names if EMPTY_NOUNS.search(name.stem)}
 
 
 def test_no_test_name_is_too_long_to_read() -> None:

@@ -82,9 +82,9 @@ def lose(training: Training, servers: list[int], change: Callable[[], None], is_
     if not is_busy:
         futures.append(training.schedule())
     check_lost(lambda: strategy.join(TIMEOUT), servers[0])
-    # The futures raise nothing else: a function that did not encounter the loss itself was withdrawn.
+    # The futures raise nothing else: a function (perhaps the only one) that did not meet the loss itself was withdrawn.
     errors = {type(future.exception(timeout=0)) for future in futures} - {type(None)}
-    assert coordinator.ParameterServerLost in errors
+    assert coordinator.ParameterServerLost in errors or not is_busy
     assert errors <= {coordinator.ParameterServerLost, coordinator.ClosureCancelledError}
     # A join after more work, and the schedule after the work that failed.
     check_lost(lambda: (training.schedule(), strategy.join(TIMEOUT)), servers[0])
