@@ -91,7 +91,7 @@ class ClosureQueue:
     Any thread may call any method, but only one thread may call `take` for a worker. `put` blocks while `capacity`
     closures wait. `report_stall` gets a report when a waiting thread sees no progress for `stall_interval` seconds. The
     queue calls `report_stall` and `new_cancellation` without the lock. `events` records what happens to closures. The
-    times of closures and their attempts are those of `clock`.
+    times of closures and attempts are by `clock`.
     """
 
     def __init__(

@@ -66,7 +66,7 @@ def test_what_a_version_without_tests_lacks_is_found_by_another_process(
 
 
 def install(patch: pytest.MonkeyPatch, version: str) -> None:
-    """Makes a version of TensorFlow the installed one, whatever its distribution is called."""
+    """Makes a version of TensorFlow the installed one, under any name of its distribution."""
     patch.setattr(
         importlib.metadata, "version", lambda name: version if name.startswith(("tensorflow", "tf")) else "3.15"
     )

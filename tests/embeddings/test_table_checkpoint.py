@@ -30,7 +30,7 @@ def content_of(table):
 
 @pytest.fixture(scope="module")
 def table():
-    """Its functions are built once for two tests, of which each begins with any rows."""
+    """Its functions are built once for two tests. Each test may begin with any rows."""
     return make_table(None, optimizer=keras.optimizers.Adagrad(0.1), admission=MinCount(2), eviction=OlderThan(2))
 
 
