@@ -33,10 +33,10 @@ def test_callbacks_take_each_evaluation_for_an_epoch_in_every_fit(tmp_path: Path
     model.compile(keras.optimizers.SGD(0.1), "mse", run_eagerly=True)
     write(tmp_path, 0, 0.0)  # of an earlier training
     losses = {0: [0.9], 2: [0.8, 0.85], 3: [0.85], 5: [0.85], 6: [0.85]}
-    stop = keras.callbacks.EarlyStopping("loss", patience=4)
-    slower = keras.callbacks.ReduceLROnPlateau("auc", mode="max", factor=0.5, patience=2)
-    sidecar = SidecarMetrics(tmp_path, [stop, slower])
     for fits in (1, 2):
+        stop = keras.callbacks.EarlyStopping("loss", patience=4)
+        slower = keras.callbacks.ReduceLROnPlateau("auc", mode="max", factor=0.5, patience=2)
+        sidecar = SidecarMetrics(tmp_path, [stop, slower])
         callbacks = [writing(tmp_path, losses), sidecar]
         history = model.fit(X, Y, batch_size=4, epochs=20, verbose=0, callbacks=callbacks).history
         assert len(history["loss"]) == 7, "it stops at the fourth evaluation in a row that is no better"
@@ -45,6 +45,8 @@ def test_callbacks_take_each_evaluation_for_an_epoch_in_every_fit(tmp_path: Path
         assert stop.best == 0.8
         assert model.optimizer.learning_rate.numpy() == pytest.approx(0.1 * 0.5 ** (2 * fits))
         assert [result.metrics["loss"] for result in sidecar.results] == [0.9, 0.8, 0.85, 0.85, 0.85, 0.85]
+    sidecar.on_train_begin()
+    assert sidecar.results == []
 
 
 def test_results_come_once_an_interval_and_the_logs_of_an_epoch_have_the_newest(
