@@ -15,7 +15,6 @@ from tests.program_runner import COORDINATOR, ProgramRunner
     ("options", "reason"),
     [
         (["--workers", "1,2"], "--workers must be from 2 to 16, one of them slow; got (1, 2)."),
-        (["--workers", "many"], "--workers must be integers such as 2,3,4; got 'many'."),
         (["--confirm-seconds", "0.5"], "--confirm-seconds must be a number of seconds from 1 to 3600, got 0.5."),
         (["--simulated", "--confirm-seconds", "3"], "--confirm-seconds is not for --simulated --confirm, which takes"),
         (["--delays", "1"], "--delays is for experiments; --confirm does not take it."),
