@@ -17,3 +17,6 @@ class Clock:
     def wait(self, event: threading.Event, timeout: float) -> bool:
         """Waits at most `timeout` seconds for an event; returns whether it is set."""
         return event.wait(timeout)
+
+
+SYSTEM_CLOCK = Clock()

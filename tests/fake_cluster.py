@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from coordinator.clock import Clock
+from coordinator.clock import SYSTEM_CLOCK, Clock
 from coordinator.future import Future
 from coordinator.options import Options
 from coordinator.testing.fake_runtime import FakeRuntime, Gate
@@ -20,7 +20,7 @@ OPTIONS = Options(
 
 @contextlib.contextmanager
 def running_scheduler(
-    runtime: FakeRuntime, options: Options = OPTIONS, clock: Clock | None = None
+    runtime: FakeRuntime, options: Options = OPTIONS, clock: Clock = SYSTEM_CLOCK
 ) -> Iterator[Scheduler]:
     """Runs on `runtime` until the block ends."""
     with contextlib.closing(Scheduler(runtime, runtime, options, clock=clock)) as scheduler:

@@ -35,7 +35,7 @@ from http import HTTPStatus
 
 from coordinator.addresses import PageAddress
 from coordinator.background_thread import BackgroundThread
-from coordinator.clock import Clock
+from coordinator.clock import SYSTEM_CLOCK, Clock
 from coordinator.dashboard.aggregator import Aggregator
 from coordinator.dashboard.metrics import CONTENT_TYPE, Metrics
 from coordinator.dashboard.snapshot import RuleRow, ServerUsage, Snapshot
@@ -76,8 +76,8 @@ _JSON, _TEXT = "application/json", "text/plain; charset=utf-8"
 class Publisher:
     """Holds the latest snapshot, which is `first` at the beginning."""
 
-    def __init__(self, first: Snapshot, clock: Clock | None = None) -> None:
-        self._clock = clock or Clock()
+    def __init__(self, first: Snapshot, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._clock = clock
         self._changed = threading.Condition()
         self._snapshot = first
         self._number = 0
@@ -228,9 +228,9 @@ class Dashboard:
         events: EventStream,
         usage: Callable[[], Sequence[ServerUsage]],
         rules: Callable[[], Sequence[RuleRow]],
-        clock: Clock | None = None,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        self._clock = clock or Clock()
+        self._clock = clock
         self._statistics, self._events = statistics, events
         self._read_usage, self._read_rules = usage, rules
         program = pathlib.PurePath(sys.argv[0]).name if sys.argv else ""

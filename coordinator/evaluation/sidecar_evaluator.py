@@ -41,7 +41,7 @@ import keras
 import tensorflow as tf
 
 from coordinator.addresses import checkpoint_path, is_url, path_text
-from coordinator.clock import Clock
+from coordinator.clock import SYSTEM_CLOCK
 from coordinator.data.source import without_autotuning
 from coordinator.errors import EvaluationError
 from coordinator.evaluation.checkpoint_loader import CheckpointLoader
@@ -177,7 +177,7 @@ class SidecarEvaluator:
       ValueError: an argument is out of range, or cannot be combined with another.
     """
 
-    _clock = Clock()
+    _clock = SYSTEM_CLOCK
 
     def __init__(  # noqa: PLR0913 - one keyword argument per setting
         self,

@@ -15,7 +15,7 @@ from typing import Any
 import keras
 
 from coordinator.addresses import path_text
-from coordinator.clock import Clock
+from coordinator.clock import SYSTEM_CLOCK
 from coordinator.evaluation.status_files import EvaluationResult, results
 from coordinator.options import check_number
 
@@ -43,7 +43,7 @@ class SidecarMetrics(keras.callbacks.Callback):
       ValueError: a callback keeps the present weights, which are not the evaluated weights.
     """
 
-    _clock = Clock()
+    _clock = SYSTEM_CLOCK
 
     def __init__(
         self,

@@ -25,9 +25,8 @@ from collections.abc import Collection, Iterator
 import psutil
 
 from coordinator.addresses import parse_address
-from coordinator.clock import Clock
+from coordinator.clock import SYSTEM_CLOCK, Clock
 
-_CLOCK = Clock()
 # A lookup is valid for `_KNOWN_LIFETIME` seconds, and the failure of a lookup for `_UNKNOWN_LIFETIME` seconds.
 _KNOWN_LIFETIME, _UNKNOWN_LIFETIME = 60.0, 5.0
 # Linux's TCP_SYN_SENT, as TCP_INFO gives it.
@@ -55,7 +54,7 @@ class Endpoint:
 class EndpointLookup:
     """Resolves addresses and caches the results. Only one thread at a time may use it."""
 
-    def __init__(self, clock: Clock = _CLOCK) -> None:
+    def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
         self._clock = clock
         self._endpoints: dict[str, frozenset[Endpoint]] = {}
         self._valid_until: dict[str, float] = {}

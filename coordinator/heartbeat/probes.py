@@ -49,7 +49,7 @@ from google.protobuf.message import DecodeError
 
 from coordinator.addresses import parse_address
 from coordinator.background_thread import start_once
-from coordinator.clock import Clock
+from coordinator.clock import SYSTEM_CLOCK, Clock
 from coordinator.time_limit import time_limit
 
 # In seconds. A host that is up accepts or refuses a connection in a fraction of `_CONNECT_TIMEOUT`.
@@ -331,7 +331,6 @@ _UNREACHED = frozenset(
         grpc.StatusCode.UNKNOWN,
     }
 )
-_CLOCK = Clock()
 # How long an answer is valid, in seconds.
 _FRESH = 1.0
 
@@ -349,7 +348,7 @@ class ServerLinks:
     A server that has not answered for `timeout` seconds does not reach the other server.
     """
 
-    def __init__(self, timeout: float, clock: Clock = _CLOCK) -> None:
+    def __init__(self, timeout: float, clock: Clock = SYSTEM_CLOCK) -> None:
         self._timeout = timeout
         self._clock = clock
         # Guards the next attributes. No thread waits while it holds this lock.

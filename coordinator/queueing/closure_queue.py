@@ -40,7 +40,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from coordinator.clock import Clock
+from coordinator.clock import SYSTEM_CLOCK, Clock
 from coordinator.errors import StrategyClosedError, WorkerLost
 from coordinator.events.event_stream import EventStream
 from coordinator.queueing.closure import (
@@ -100,10 +100,10 @@ class ClosureQueue:
         new_cancellation: Callable[[], Cancellation],
         report_stall: Callable[[str], None],
         stall_interval: float,
-        clock: Clock | None = None,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self.capacity = capacity
-        self.clock = clock or Clock()
+        self.clock = clock
         self.events = EventStream()
         self._new_cancellation = new_cancellation
         # A worker whose last `take` returned None reuses its cancellation: the runtime may need long to create another.

@@ -21,7 +21,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from coordinator.background_thread import refuse_forked
-from coordinator.clock import Clock
+from coordinator.clock import SYSTEM_CLOCK, Clock
 from coordinator.errors import ClosureInputError, StrategyClosedError
 from coordinator.events.event_stream import log_event
 from coordinator.events.trace import Listeners, Trace
@@ -131,7 +131,7 @@ class Scheduler:
         servers: Servers,
         options: Options,
         concatenated: Callable[[Sequence[Any]], Any] = lambda results: [*itertools.chain.from_iterable(results)],
-        clock: Clock | None = None,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self.servers = servers
         self._options = options

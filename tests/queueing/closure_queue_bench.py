@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from coordinator.clock import Clock
+from coordinator.clock import SYSTEM_CLOCK, Clock
 from coordinator.future import Future
 from coordinator.queueing.closure import Attempt, Closure, ErrorScope
 from coordinator.queueing.closure_queue import ClosureQueue
@@ -31,7 +31,7 @@ class Stalls:
         assert found, self.texts
 
 
-def new_queue(stalls: Callable[[str], None], capacity: int = 100, clock: Clock | None = None) -> ClosureQueue:
+def new_queue(stalls: Callable[[str], None], capacity: int = 100, clock: Clock = SYSTEM_CLOCK) -> ClosureQueue:
     return ClosureQueue(capacity, lambda: FakeCancellation(threading.Condition()), stalls, 0.01, clock)
 
 
